@@ -1,0 +1,140 @@
+"""The `Recipe` type: everything the project knows about one model, and nothing about any other.
+
+A recipe module (`recipes/<model>.py` or the package `recipes/<model>/`) defines one module-level
+`RECIPE`. This file never imports torch: `zoo list` and the torch-free runtime read recipes without it;
+a recipe imports torch inside the functions that need it or in modules that those functions import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+Backend = Literal["webgpu", "xnnpack", "portable", "vulkan", "cuda", "mlx"]
+BACKENDS: tuple[Backend, ...] = ("webgpu", "xnnpack", "portable", "vulkan", "cuda", "mlx")
+FULL_PRECISION = "none"
+
+
+class UserError(Exception):
+    """A mistake that the user can put right: printed as one line, without a traceback; exit code 2."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method of the exported program.
+
+    `module.forward` takes and returns tensors only. `dynamic_shapes` is what `torch.export.export` takes.
+    A buffer that forward mutates stays with the backend between calls and is shared by every method of the
+    program that registers it under the same qualified name.
+    """
+
+    module: torch.nn.Module
+    example_inputs: tuple[torch.Tensor, ...]
+    dynamic_shapes: Any = None
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far an output may be from float64 eager: passes when `max_abs <= atol + rtol * max|golden|`."""
+
+    atol: float
+    rtol: float
+    why: str
+
+    def bound(self, scale: float) -> float:
+        return self.atol + self.rtol * scale
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row of `zoo check`: `actual` from the program against `golden`, float64 eager, as numpy arrays."""
+
+    name: str
+    actual: Any
+    golden: Any
+    tolerance: Tolerance
+
+
+@dataclass(frozen=True)
+class QuantMode:
+    """A quantization mode of a model: which modules stay in full precision, and why."""
+
+    name: str
+    keeps: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What `zoo export` was asked for, validated against the recipe's tables."""
+
+    backend: Backend
+    weights: str = "auto"  # auto | synthetic | tiny | a local path | a hub id
+    dtype: str = "fp32"
+    qlinear: str = FULL_PRECISION
+
+
+@dataclass
+class Bundle:
+    """A checkpoint turned into methods, ready for `zoo.export`.
+
+    `metadata` (JSON-serialisable) and `write_assets(folder)` (tokenizer files, voices, …) are what the
+    torch-free runner needs at run time; they are stored beside the `.pte` as `<stem>.assets/`, the metadata
+    as `recipe.json` in it. `notices` are printed once on stderr (synthetic weights are announced here).
+    """
+
+    methods: dict[str, Method]
+    metadata: dict[str, Any]
+    write_assets: Callable[[Path], None] = lambda folder: None
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One model.
+
+    build(request) -> Bundle                      checkpoint to methods (torch)
+    check(program, request) -> list[Comparison]   every method and the end-to-end output against float64 eager;
+                                                  `program` is a `zoo.program.Program` loaded from the `.pte`
+    run                                           the function behind `zoo run <name>`: a typer command whose
+                                                  parameters are the model's own options
+    sample_arguments                              arguments of `zoo run <name>` used by `make <name>-<backend>`
+    """
+
+    name: str
+    summary: str
+    checkpoint: str
+    methods: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    quantization: Mapping[str, tuple[QuantMode, ...]]
+    tolerances: Mapping[tuple[str, str, str], Mapping[str, Tolerance]]  # (backend, dtype, mode) -> output -> bound
+    build: Callable[[ExportRequest], Bundle]
+    check: Callable[..., list[Comparison]]
+    run: Callable[..., None]
+    sample_arguments: tuple[str, ...] = ()
+
+    def modes(self, backend: str) -> tuple[str, ...]:
+        """Quantization modes declared for `backend`, full precision first."""
+        return (FULL_PRECISION, *(mode.name for mode in self.quantization.get(backend, ())))
+
+
+def names() -> tuple[str, ...]:
+    """Names of all models, sorted; the module name with `_` for `-` is the registry."""
+    package = importlib.import_module("recipes")
+    modules = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(sorted(name.replace("_", "-") for name in modules if name != "recipe"))
+
+
+def load(name: str) -> Recipe:
+    """The recipe called `name`. Raises `UserError` for an unknown name."""
+    if name not in names():
+        raise UserError(f"unknown model {name!r}: choose one of {', '.join(names())}")
+    recipe: Recipe = importlib.import_module(f"recipes.{name.replace('-', '_')}").RECIPE
+    return recipe
