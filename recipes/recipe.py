@@ -105,7 +105,9 @@ class Recipe:
                                                   `program` is a `zoo.program.Program` loaded from the `.pte`
     run                                           the function behind `zoo run <name>`: a typer command whose
                                                   parameters are the model's own options
-    sample_arguments                              arguments of `zoo run <name>` used by `make <name>-<backend>`
+    sample_arguments                              arguments of `zoo run <name>` used by `make <name>-<backend>`;
+                                                  `{out}` in them stands for `out/<name>/<name>-<backend>`
+    full_delegation                               backends on which export fails when a node stays outside a delegate
     """
 
     name: str
@@ -119,6 +121,7 @@ class Recipe:
     check: Callable[..., list[Comparison]]
     run: Callable[..., None]
     sample_arguments: tuple[str, ...] = ()
+    full_delegation: tuple[str, ...] = ("webgpu",)
 
     def modes(self, backend: str) -> tuple[str, ...]:
         """Quantization modes declared for `backend`, full precision first."""

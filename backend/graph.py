@@ -1,0 +1,411 @@
+"""The typed graph that both halves of the backend share, and its blob format.
+
+A `Graph` is a list of nodes in execution order over numbered values. Every value has a `TensorSpec`; nodes hold
+named arguments (the operator schema's own names) in which tensors are `Ref`s. Neither torch nor executorch is
+imported here.
+
+Blob: 4 bytes magic `ZWG1`, u32 format version, u64 length of the JSON, SHA-256 of the JSON, then the JSON (UTF-8).
+Weights are not in the blob; a constant names its bytes by key in the program's named data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from backend.expr import Dim, Expr, ExprError, evaluate, parse
+
+BACKEND_ID = "ZooWebGPU"
+MAGIC = b"ZWG1"
+VERSION = 1
+_HEADER = struct.Struct("<4sIQ32s")
+
+DTYPES = ("float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+ITEM_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+MAX_RANK = 8
+
+
+class BlobError(ValueError):
+    """A delegate blob that is truncated, corrupt, newer than this runtime, or inconsistent."""
+
+
+class ShapeError(ValueError):
+    """An input whose shape or dtype the program does not take."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """dtype (torch's name), shape (ints or expressions), and where the data lives when it is not computed.
+
+    `constant`: key of the initial bytes in named data. `state`: qualified name of a mutable buffer that outlives the
+    call; its initial contents are `constant`, or zeros when that is None.
+    """
+
+    dtype: str
+    shape: tuple[Dim, ...]
+    constant: str | None = None
+    state: str | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_static(self) -> bool:
+        return all(isinstance(dim, int) for dim in self.shape)
+
+    @property
+    def is_constant(self) -> bool:
+        return self.constant is not None and self.state is None
+
+    def concrete(self, env: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(evaluate(dim, env) for dim in self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor argument: the index of a value."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator. `outputs` holds value indices, None where an output of the operator is not used.
+
+    `origin` names the nodes of the exported program that this node stands for; it is not serialised.
+    """
+
+    op: str
+    args: Mapping[str, Any]
+    outputs: tuple[int | None, ...]
+    origin: tuple[str, ...] = ()
+
+    def refs(self) -> Iterator[int]:
+        for arg in self.args.values():
+            yield from _refs(arg)
+
+
+@dataclass
+class Graph:
+    """`mutations` maps the value of a state (or input buffer) to the value of its contents after the call."""
+
+    values: list[TensorSpec] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    mutations: dict[int, int] = field(default_factory=dict)
+    symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+
+    def add_value(self, spec: TensorSpec) -> int:
+        self.values.append(spec)
+        return len(self.values) - 1
+
+    def call(self, node: Node) -> Call:
+        """The node with its tensors' specs in place of references: what op declarations see."""
+        specs = {name: map_arg(arg, lambda ref: self.values[ref.value]) for name, arg in node.args.items()}
+        outputs = tuple(None if out is None else self.values[out] for out in node.outputs)
+        return Call(node.op, specs, outputs)
+
+    def use_counts(self) -> list[int]:
+        """How often each value is read by nodes, outputs and mutations."""
+        counts = [0] * len(self.values)
+        for node in self.nodes:
+            for ref in node.refs():
+                counts[ref] += 1
+        for value in [*self.outputs, *self.mutations.values()]:
+            counts[value] += 1
+        return counts
+
+    def constants(self) -> list[int]:
+        return [index for index, spec in enumerate(self.values) if spec.constant is not None]
+
+    def producers(self) -> dict[int, Node]:
+        return {out: node for node in self.nodes for out in node.outputs if out is not None}
+
+    def rewired(self, nodes: Sequence[Node], renames: Mapping[int, int]) -> Graph:
+        """This graph with other nodes, and reads of the keys of `renames` replaced by its values."""
+
+        def rename(value: int) -> int:
+            while value in renames:
+                value = renames[value]
+            return value
+
+        def rename_node(node: Node) -> Node:
+            args = {name: map_arg(arg, lambda ref: Ref(rename(ref.value))) for name, arg in node.args.items()}
+            return replace(node, args=args)
+
+        return Graph(
+            self.values,
+            self.inputs,
+            [rename(value) for value in self.outputs],
+            [rename_node(node) for node in nodes],
+            {state: rename(value) for state, value in self.mutations.items()},
+            self.symbols,
+        )
+
+    def bind(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """Values of the symbols from the live shapes of the inputs.
+
+        Every dim is checked against the spec and the bounds known to export. Raises `ShapeError`, naming the input and
+        the dimension.
+        """
+        if len(shapes) != len(self.inputs):
+            raise ShapeError(f"{len(shapes)} inputs given, the method takes {len(self.inputs)}")
+        env: dict[str, int] = {}
+        pending: list[tuple[int, int, Dim, int]] = []
+        for position, (index, shape) in enumerate(zip(self.inputs, shapes, strict=True)):
+            spec = self.values[index]
+            if len(shape) != spec.rank:
+                raise ShapeError(f"input {position} has {len(shape)} dimensions, expected {spec}")
+            pending += [(position, axis, dim, size) for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True))]
+        progress = True
+        while pending and progress:
+            progress = False
+            for item in list(pending):
+                position, axis, dim, size = item
+                unknown = set() if isinstance(dim, int) else {name for name in dim.symbols() if name not in env}
+                if len(unknown) > 1:
+                    continue
+                if unknown:
+                    name = unknown.pop()
+                    solved = _solve(dim, name, size, env)
+                    if solved is None:
+                        continue
+                    env[name] = solved
+                expected = evaluate(dim, env)
+                if expected != size:
+                    raise ShapeError(f"input {position}, dimension {axis} is {size}, expected {_describe(dim, expected)}")
+                for name in [] if isinstance(dim, int) else dim.symbols():
+                    low, high = self.symbols.get(name, (0, None))
+                    if env[name] < low or (high is not None and env[name] > high):
+                        span = [evaluate(dim, {**env, name: bound}) for bound in (low, high) if bound is not None]
+                        limit = f"{span[0]} to {span[1]}" if len(span) == 2 else f"{span[0]} or more"
+                        raise ShapeError(f"input {position}, dimension {axis} is {size}, allowed {limit}")
+                pending.remove(item)
+                progress = True
+        if pending:
+            position, axis, dim, size = pending[0]
+            raise ShapeError(f"input {position}, dimension {axis} is {size}, which {dim} cannot be solved for")
+        return env
+
+    def check(self) -> None:
+        """Raises `BlobError` unless the graph is well formed: indices in range, values defined before use."""
+        count = len(self.values)
+        for index, spec in enumerate(self.values):
+            if spec.dtype not in DTYPES:
+                raise BlobError(f"value {index} has unknown dtype {spec.dtype!r}")
+            if spec.rank > MAX_RANK:
+                raise BlobError(f"value {index} has rank {spec.rank}, the limit is {MAX_RANK}")
+            for dim in spec.shape:
+                if isinstance(dim, int) and not 0 <= dim < 2**40:
+                    raise BlobError(f"value {index} has dimension {dim}")
+                for name in [] if isinstance(dim, int) else dim.symbols():
+                    if name not in self.symbols:
+                        raise BlobError(f"value {index} uses undeclared symbol {name!r}")
+            if (spec.constant or spec.state) and not spec.is_static:
+                raise BlobError(f"value {index} is stored but has a dynamic shape")
+        defined = set(self.inputs) | {i for i, spec in enumerate(self.values) if spec.constant or spec.state}
+        for index in [*self.inputs, *self.outputs, *self.mutations, *self.mutations.values()]:
+            if not 0 <= index < count:
+                raise BlobError(f"value {index} does not exist")
+        for node in self.nodes:
+            for ref in node.refs():
+                if ref not in defined:
+                    raise BlobError(f"{node.op} reads value {ref} before it is computed")
+            for out in node.outputs:
+                if out is None:
+                    continue
+                if not 0 <= out < count or out in defined:
+                    raise BlobError(f"{node.op} writes value {out}, which does not exist or is already defined")
+                defined.add(out)
+        for index in [*self.outputs, *self.mutations.values()]:
+            if index not in defined:
+                raise BlobError(f"output value {index} is never computed")
+        for index in self.mutations:
+            if self.values[index].state is None:
+                raise BlobError(f"value {index} is mutated but is no state")
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator with what its declaration may look at: specs (or, at run time, values), scalars, strings, lists."""
+
+    op: str
+    args: Mapping[str, Any]
+    outputs: tuple[Any, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.args[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self.args.get(name, default)
+        return default if value is None else value
+
+    def tensors(self) -> Iterator[Any]:
+        """Every tensor argument, lists included."""
+        for arg in self.args.values():
+            for item in arg if isinstance(arg, (list, tuple)) else (arg,):
+                if hasattr(item, "dtype") and hasattr(item, "shape"):
+                    yield item
+
+
+def map_arg(arg: Any, on_ref: Callable[[Ref], Any], on_expr: Callable[[Expr], Any] = lambda expr: expr) -> Any:
+    if isinstance(arg, Ref):
+        return on_ref(arg)
+    if isinstance(arg, Expr):
+        return on_expr(arg)
+    if isinstance(arg, (list, tuple)):
+        return [map_arg(item, on_ref, on_expr) for item in arg]
+    return arg
+
+
+def _refs(arg: Any) -> Iterator[int]:
+    if isinstance(arg, Ref):
+        yield arg.value
+    elif isinstance(arg, (list, tuple)):
+        for item in arg:
+            yield from _refs(item)
+
+
+def _solve(dim: Dim, name: str, size: int, env: Mapping[str, int]) -> int | None:
+    """The value of `name` for which `dim` equals `size`, when `dim` is linear in it; None when it is not."""
+    if isinstance(dim, int):
+        return None
+    at = [evaluate(dim, {**env, name: value}) for value in (0, 1, 2)]
+    slope = at[1] - at[0]
+    if slope == 0 or at[2] - at[1] != slope:
+        return None
+    return (size - at[0]) // slope
+
+
+def _describe(dim: Dim, expected: int) -> str:
+    return str(expected) if isinstance(dim, int) else f"{expected} ({dim})"
+
+
+# --- blob ----------------------------------------------------------------------------------------------------------
+
+
+def to_blob(graph: Graph) -> bytes:
+    graph.check()
+    document = {
+        "symbols": {name: list(bounds) for name, bounds in graph.symbols.items()},
+        "values": [_spec_to_json(spec) for spec in graph.values],
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
+        "mutations": [list(pair) for pair in graph.mutations.items()],
+        "nodes": [
+            {"op": node.op, "args": {k: _arg_to_json(v) for k, v in node.args.items()}, "outputs": list(node.outputs)}
+            for node in graph.nodes
+        ],
+    }
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    return _HEADER.pack(MAGIC, VERSION, len(text), hashlib.sha256(text).digest()) + text
+
+
+def from_blob(blob: bytes | memoryview) -> Graph:
+    """Raises `BlobError` for anything but a whole, unaltered blob of this format version."""
+    data = bytes(blob)
+    if len(data) < _HEADER.size:
+        raise BlobError(f"delegate blob is truncated: {len(data)} bytes")
+    magic, version, length, digest = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise BlobError("not a delegate blob of this backend")
+    if version != VERSION:
+        raise BlobError(f"delegate blob has format version {version}, this runtime reads {VERSION}: export again")
+    text = data[_HEADER.size : _HEADER.size + length]
+    if len(text) != length:
+        raise BlobError(f"delegate blob is truncated: {len(text)} of {length} bytes of its graph")
+    if hashlib.sha256(text).digest() != digest:
+        raise BlobError("delegate blob is corrupt: its checksum does not match")
+    try:
+        document = json.loads(text)
+        graph = Graph(
+            values=[_spec_from_json(item) for item in document["values"]],
+            inputs=_ints(document["inputs"]),
+            outputs=_ints(document["outputs"]),
+            nodes=[
+                Node(
+                    str(item["op"]),
+                    {k: _arg_from_json(v) for k, v in item["args"].items()},
+                    tuple(None if out is None else int(out) for out in item["outputs"]),
+                )
+                for item in document["nodes"]
+            ],
+            mutations={int(state): int(value) for state, value in document["mutations"]},
+            symbols={str(name): (int(low), None if high is None else int(high)) for name, (low, high) in document["symbols"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise BlobError(f"delegate blob is malformed: {error}") from error
+    graph.check()
+    return graph
+
+
+def _ints(items: list[Any]) -> list[int]:
+    return [int(item) for item in items]
+
+
+def _dim_to_json(dim: Dim) -> int | str:
+    return dim if isinstance(dim, int) else str(dim)
+
+
+def _dim_from_json(item: int | str) -> Dim:
+    if isinstance(item, str):
+        return parse(item)
+    if type(item) is not int:
+        raise ExprError(f"not a dimension: {item!r}")
+    return item
+
+
+def _spec_to_json(spec: TensorSpec) -> dict[str, Any]:
+    item: dict[str, Any] = {"dtype": spec.dtype, "shape": [_dim_to_json(dim) for dim in spec.shape]}
+    if spec.constant is not None:
+        item["constant"] = spec.constant
+    if spec.state is not None:
+        item["state"] = spec.state
+    return item
+
+
+def _spec_from_json(item: dict[str, Any]) -> TensorSpec:
+    shape = tuple(_dim_from_json(dim) for dim in item["shape"])
+    return TensorSpec(str(item["dtype"]), shape, item.get("constant"), item.get("state"))
+
+
+def _arg_to_json(arg: Any) -> Any:
+    if isinstance(arg, Ref):
+        return {"v": arg.value}
+    if isinstance(arg, Expr):
+        return {"e": str(arg)}
+    if isinstance(arg, float) and not math.isfinite(arg):
+        return {"f": repr(arg)}
+    if isinstance(arg, (list, tuple)):
+        return [_arg_to_json(item) for item in arg]
+    if arg is None or isinstance(arg, (bool, int, float, str)):
+        return arg
+    raise TypeError(f"argument {arg!r} cannot be written to a graph")
+
+
+def _arg_from_json(item: Any) -> Any:
+    if isinstance(item, list):
+        return [_arg_from_json(part) for part in item]
+    if isinstance(item, dict):
+        ((kind, value),) = item.items()
+        return {"v": lambda: Ref(int(value)), "e": lambda: parse(value), "f": lambda: float(value)}[kind]()
+    return item

@@ -1,0 +1,254 @@
+"""Writes the WGSL around a kernel template: bindings, uniforms, and the load and store functions that carry fusion.
+
+A template in `shaders/` says what is particular to a kernel and nothing else. For every tensor it reads, `load_<name>`
+is generated; for every tensor it writes, `store(i, v)` or `store_<name>(i, v)`. They convert between the stored and the
+computed type (f16 is computed in f32, small ints in i32, bool is stored as u32), and they hold the pointwise work that
+was fused into the kernel. Sizes, strides, offsets and scalars are uniforms `p.<name>`, so that one pipeline serves every
+shape; text varies only with structure.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from backend.runtime.device import READ, WRITE
+from backend.runtime.tensor import COMPUTE, STORAGE, Tensor, merge_dims
+from backend.runtime.value import Apply, Expression, Iota, Load, Pending, Scalar, Value, leaves
+
+ENTRY = """@compute @workgroup_size({size})
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>,
+        @builtin(local_invocation_index) lid: u32) {{
+  let group = wg.x + wg.y * nwg.x;
+  if (group >= p.groups) {{ return; }}"""
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    folder = str(resources.files("shaders"))
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals["entry"] = lambda size: ENTRY.format(size=size)
+    return environment
+
+
+@functools.lru_cache(maxsize=4096)
+def _render(template: str, constants: tuple[tuple[str, Any], ...]) -> str:
+    return _environment().get_template(f"{template}.wgsl").render(**dict(constants))
+
+
+@dataclass
+class Source:
+    """One kernel being written. `slots`: (tensor, access) in binding order; the uniform comes last."""
+
+    slots: list[tuple[Tensor, str]] = field(default_factory=list)
+    declarations: list[str] = field(default_factory=list)
+    functions: list[str] = field(default_factory=list)
+    params: list[tuple[str, str, Any]] = field(default_factory=list)
+    uses_f16: bool = False
+    _bound: dict[tuple[int, str, int], str] = field(default_factory=dict)
+    _locals: int = 0
+
+    # -- bindings and uniforms
+
+    def bind(self, tensor: Tensor, access: str, name: str, vector: int = 1) -> str:
+        """Binds the tensor's buffer and returns its WGSL name; a buffer read twice in one type is bound once."""
+        key = (id(tensor.buffer), tensor.dtype if access == READ else "", vector)
+        if access == READ and key in self._bound:
+            return self._bound[key]
+        storage = STORAGE[tensor.dtype]
+        self.uses_f16 |= storage == "f16"
+        element = storage if vector == 1 else f"vec{vector}<{storage}>"
+        mode = "read" if access == READ else "read_write"
+        self.declarations.append(
+            f"@group(0) @binding({len(self.slots)}) var<storage, {mode}> {name}: array<{element}>;"
+        )
+        self.slots.append((tensor, access))
+        if access == READ:
+            self._bound[key] = name
+        return name
+
+    def param(self, value: Any, name: str = "") -> str:
+        """Adds a uniform; int → u32, np.int32 → i32, float → f32. Returns the WGSL expression."""
+        name = name or f"q{len(self.params)}"
+        kind = "f32" if isinstance(value, float) else "i32" if isinstance(value, np.int32) else "u32"
+        self.params.append((name, kind, value))
+        return f"p.{name}"
+
+    def param_bytes(self) -> bytes:
+        parts = []
+        for _, kind, value in self.params:
+            if kind == "f32":
+                parts.append(np.float32(value).tobytes())
+            elif kind == "i32":
+                parts.append(struct.pack("<i", int(value)))
+            else:
+                parts.append(struct.pack("<I", int(value) & 0xFFFFFFFF))
+        return b"".join(parts).ljust(16, b"\0")
+
+    def local(self) -> str:
+        self._locals += 1
+        return f"t{self._locals}"
+
+    # -- reads and writes
+
+    def read_raw(self, name: str, tensor: Tensor, vector: int = 1) -> None:
+        """`load_<name>(i)`: element i of the buffer; the kernel walks it with its own stride uniforms.
+
+        With vector 4, `load4_<name>(i)` reads elements 4i to 4i+3 at once.
+        """
+        bound = self.bind(tensor, READ, f"in_{name}", vector)
+        compute = COMPUTE[tensor.dtype]
+        code = _from_storage(f"{bound}[i]", tensor.dtype, vector)
+        if vector == 1:
+            self.functions.append(f"fn load_{name}(i: u32) -> {compute} {{ return {code}; }}")
+        else:
+            self.functions.append(f"fn load{vector}_{name}(i: u32) -> vec{vector}<{compute}> {{ return {code}; }}")
+
+    def read_value(self, name: str, value: Value) -> None:
+        """`load_<name>(i)`: element i of the value in row-major order, computed from its expression."""
+        statements, result = self.expression(value.root, value.shape, "i", None, f"in_{name}")
+        body = " ".join([*statements, f"return {result};"])
+        self.functions.append(f"fn load_{name}(i: u32) -> {COMPUTE[value.dtype]} {{ {body} }}")
+
+    def write(self, name: str, tensor: Tensor, epilogue: Value | None = None, kernel_dtype: str = "") -> None:
+        """`store(i, v)` for `out`, `store_<name>(i, v)` otherwise; `v` has the kernel's compute type."""
+        bound = self.bind(tensor, WRITE, f"out_{name}")
+        statements: list[str] = []
+        result = "v"
+        if epilogue is not None:
+            statements, result = self.expression(epilogue.root, epilogue.shape, "i", "v", f"ep_{name}")
+        body = " ".join([*statements, f"{bound}[i + {self.offset(tensor)}] = {_to_storage(result, tensor.dtype)};"])
+        kind = COMPUTE[kernel_dtype or tensor.dtype]
+        function = "store" if name == "out" else f"store_{name}"
+        self.functions.append(f"fn {function}(i: u32, v: {kind}) {{ {body} }}")
+
+    def offset(self, tensor: Tensor) -> str:
+        return self.param(tensor.offset) if tensor.offset else "0u"
+
+    # -- expressions
+
+    def expression(
+        self, root: Expression, shape: tuple[int, ...], index: str, pending: str | None, prefix: str
+    ) -> tuple[list[str], str]:
+        """WGSL statements that compute the expression at row-major `index`, and the name of the result.
+
+        `pending` is the WGSL of the value of the kernel that this expression follows.
+        """
+        statements: list[str] = []
+        walked = [leaf for leaf in leaves(root) if isinstance(leaf, (Load, Iota))]
+        strides = [leaf.tensor.strides if isinstance(leaf, Load) else leaf.strides for leaf in walked]
+        dims = merge_dims(shape, strides)
+        coordinates = self._coordinates(dims, index, statements)
+        names: dict[int, str] = {}
+        for position, leaf in enumerate(walked):
+            steps = [(coordinates[d], step[position]) for d, (_, step) in enumerate(dims) if step[position]]
+            terms = [at if step == 1 else f"{at} * {self.param(step & 0xFFFFFFFF)}" for at, step in steps]
+            start = leaf.tensor.offset if isinstance(leaf, Load) else leaf.offset
+            if start:
+                terms.append(self.param(start & 0xFFFFFFFF))
+            where = " + ".join(terms) or "0u"
+            name = names[id(leaf)] = self.local()
+            if isinstance(leaf, Load):
+                bound = self.bind(leaf.tensor, READ, f"{prefix}{position}")
+                statements.append(f"let {name} = {_from_storage(f'{bound}[{where}]', leaf.dtype, 1)};")
+            else:
+                statements.append(f"let {name} = {self._iota(leaf, where)};")
+
+        def visit(node: Expression) -> str:
+            if id(node) in names:
+                return names[id(node)]
+            if isinstance(node, Pending):
+                assert pending is not None, "a pending kernel was read outside its own store"
+                return pending
+            if isinstance(node, Scalar):
+                names[id(node)] = self._scalar(node)
+                return names[id(node)]
+            assert isinstance(node, Apply)
+            args = [visit(arg) for arg in node.args]
+            name = names[id(node)] = self.local()
+            code = node.code.format(*args)
+            self.uses_f16 |= "f16" in code
+            statements.append(f"let {name} = {code};")
+            return name
+
+        return statements, visit(root)
+
+    def _coordinates(self, dims: list[tuple[int, tuple[int, ...]]], index: str, statements: list[str]) -> list[str]:
+        used = [any(step) for _, step in dims]
+        if not any(used):
+            return ["0u"] * len(dims)
+        coordinates = [""] * len(dims)
+        rest = index
+        for d in range(len(dims) - 1, -1, -1):
+            if d == 0:
+                coordinates[d] = rest
+                break
+            size = self.param(dims[d][0])
+            if used[d]:
+                coordinates[d] = self.local()
+                statements.append(f"let {coordinates[d]} = {rest} % {size};")
+            if any(used[:d]):
+                quotient = self.local()
+                statements.append(f"let {quotient} = {rest} / {size};")
+                rest = quotient
+            else:
+                break
+        return coordinates
+
+    def _iota(self, leaf: Iota, where: str) -> str:
+        if COMPUTE[leaf.dtype] == "f32":
+            return f"({self.param(float(leaf.start))} + {self.param(float(leaf.step))} * f32(i32({where})))"
+        return f"({self.param(np.int32(leaf.start))} + {self.param(np.int32(leaf.step))} * i32({where}))"
+
+    def _scalar(self, node: Scalar) -> str:
+        compute = COMPUTE[node.dtype]
+        if compute == "f32":
+            return self.param(float(node.value))
+        if compute == "bool":
+            return f"({self.param(int(node.value))} != 0u)"
+        if compute == "u32":
+            return self.param(int(node.value))
+        if not -(2**31) <= int(node.value) < 2**31:
+            raise OverflowError(f"integer {node.value} does not fit the GPU's 32 bits")
+        return self.param(np.int32(node.value))
+
+    # -- text
+
+    def text(self, template: str, constants: Mapping[str, Any]) -> str:
+        body = _render(template, tuple(sorted(constants.items())))
+        fields = ", ".join(f"{name}: {kind}" for name, kind, _ in self.params)
+        uniform = f"@group(0) @binding({len(self.slots)}) var<uniform> p: Params;"
+        head = ["enable f16;"] if self.uses_f16 or "f16" in body else []
+        parts = [
+            *head,
+            f"struct Params {{ {fields} }}",
+            *self.declarations,
+            uniform,
+            _render("prelude", ()),
+            *self.functions,
+            body,
+        ]
+        return "\n".join(parts)
+
+
+def _from_storage(code: str, dtype: str, vector: int) -> str:
+    if vector != 1:
+        return f"vec{vector}<f32>({code})" if STORAGE[dtype] == "f16" else code
+    if dtype == "bool":
+        return f"({code} != 0u)"
+    return f"f32({code})" if dtype == "float16" else code
+
+
+def _to_storage(code: str, dtype: str) -> str:
+    if dtype == "bool":
+        return f"select(0u, 1u, {code})"
+    return f"f16({code})" if dtype == "float16" else code

@@ -1,0 +1,159 @@
+"""One delegated method: a graph, its weights on the GPU, and plans by input shape."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from backend.graph import ITEM_BYTES, BlobError, Graph, TensorSpec, from_blob
+from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.device import Device, get_device
+from backend.runtime.hostdata import to_storage
+from backend.runtime.plan import Plan
+from backend.runtime.state import StateStore
+from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer
+
+MAX_PLANS = 32
+
+
+class Delegate:
+    """`execute` runs the method on live shapes; a plan is made for each new shape and kept.
+
+    blob: what `backend.graph.to_blob` wrote. get_data: named data by key, valid as long as the delegate lives.
+    states: shared by the delegates of one loaded program. Raises `BlobError` for a blob this runtime cannot run.
+    """
+
+    def __init__(self, blob: bytes | memoryview, get_data: Callable[[str], Any], states: StateStore | None = None):
+        from backend.ops import registry
+
+        self.graph: Graph = from_blob(blob)
+        unknown = sorted({node.op for node in self.graph.nodes if registry.find(node.op) is None})
+        if unknown:
+            raise BlobError(f"this runtime has no kernel for {', '.join(unknown)}: export again or update")
+        self._get_data = get_data
+        self._states = states if states is not None else StateStore()
+        self._plans: OrderedDict[tuple[tuple[int, ...], ...], Plan] = OrderedDict()
+        self._resources: DelegateResources | None = None
+        for spec in self.graph.values:
+            if spec.constant is not None:
+                self._constant_bytes(spec)
+
+    def execute(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """numpy arrays in, fresh arrays out, in the order and dtypes of the method.
+
+        Raises `ShapeError` for a shape or dtype the method does not take, `DeviceError` for the GPU's refusals.
+        """
+        plan = self.plan([tuple(array.shape) for array in inputs])
+        stored = [
+            to_storage(np.asarray(array), self.graph.values[index].dtype, f"input {position}")
+            for position, (index, array) in enumerate(zip(self.graph.inputs, inputs, strict=True))
+        ]
+        return plan.run(stored)
+
+    def plan(self, shapes: Sequence[tuple[int, ...]]) -> Plan:
+        """The plan for these input shapes. Raises `ShapeError`."""
+        env = self.graph.bind(shapes)
+        device = get_device()
+        with device.lock:
+            if self._resources is None or self._resources.device is not device:
+                self._plans.clear()
+                self._resources = DelegateResources(device, self.graph, self._constant_bytes, self._states)
+            key = tuple(shapes)
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = Plan(lower_graph(self.graph, env, capabilities(device)), self._resources)
+                self._plans[key] = plan
+                if len(self._plans) > MAX_PLANS:
+                    self._plans.popitem(last=False)
+            self._plans.move_to_end(key)
+            return plan
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the method's constants, as the GPU stores them."""
+        total = 0
+        for spec in {spec.constant: spec for spec in self.graph.values if spec.is_constant}.values():
+            total += math.prod(spec.concrete({})) * STORAGE_BYTES[STORAGE[spec.dtype]]
+        return total
+
+    def close(self) -> None:
+        """Frees plans and weights. States belong to the program's `StateStore`."""
+        self._plans.clear()
+        self._resources = None
+
+    def _constant_bytes(self, spec: TensorSpec) -> memoryview:
+        assert spec.constant is not None
+        try:
+            data = memoryview(self._get_data(spec.constant)).cast("B")
+        except (KeyError, LookupError) as error:
+            raise BlobError(f"the program has no data for weight {spec.constant!r}") from error
+        expected = math.prod(spec.concrete({})) * ITEM_BYTES[spec.dtype]
+        if len(data) < expected:
+            raise BlobError(f"weight {spec.constant!r} has {len(data)} bytes, expected {expected}")
+        return data[:expected]
+
+
+class DelegateResources:
+    """Weights, results computed from weights, states and scratch memory on one device."""
+
+    def __init__(
+        self, device: Device, graph: Graph, constant_bytes: Callable[[TensorSpec], memoryview], states: StateStore
+    ):
+        self.device = device
+        self.static: dict[str, Any] = {}
+        self._constants: dict[str, Any] = {}
+        self._constant_bytes = constant_bytes
+        self._states = states
+        self._by_constant = {spec.constant: spec for spec in graph.values if spec.is_constant}
+        self._by_state = {spec.state: spec for spec in graph.values if spec.state is not None}
+        self._scratch: dict[int, list[Any]] = {}
+
+    def stored(self, buffer: Buffer) -> Any:
+        if buffer.kind == "state":
+            spec = self._by_state[buffer.key]
+            initial = None if spec.constant is None else self._as_stored(spec).tobytes()
+            return self._states.get(self.device, spec, buffer.nbytes, initial)
+        if buffer.key not in self._constants:
+            raw = buffer.key.startswith("raw:")
+            spec = self._by_constant[buffer.key.removeprefix("raw:")]
+            handle = self.device.buffer(buffer.nbytes, f"weight {spec.constant}")
+            self.device.write(handle, self._constant_bytes(spec) if raw else self._as_stored(spec).reshape(-1).view(np.uint8))
+            self._constants[buffer.key] = handle
+        return self._constants[buffer.key]
+
+    def _as_stored(self, spec: TensorSpec) -> np.ndarray:
+        data = np.frombuffer(self._constant_bytes(spec), dtype=spec.dtype)
+        return to_storage(data, spec.dtype, f"weight {spec.constant}")
+
+    def scratch(self, sizes: Sequence[int]) -> list[Any]:
+        taken: dict[int, int] = {}
+        buffers = []
+        for size in sizes:
+            rounded = size_class(size)
+            pool = self._scratch.setdefault(rounded, [])
+            index = taken.get(rounded, 0)
+            taken[rounded] = index + 1
+            if index == len(pool):
+                pool.append(self.device.buffer(rounded, "scratch"))
+            buffers.append(pool[index])
+        return buffers
+
+
+def size_class(size: int) -> int:
+    """Sizes rounded up by at most an eighth, so that plans of near shapes share scratch buffers."""
+    step = max(256, 1 << max(0, size.bit_length() - 4))
+    return -(-size // step) * step
+
+
+def capabilities(device: Device) -> Capabilities:
+    return Capabilities(
+        features=device.features,
+        max_storage_buffers=device.limit("max-storage-buffers-per-shader-stage"),
+        max_workgroup_bytes=device.limit("max-compute-workgroup-storage-size"),
+        max_invocations=device.limit("max-compute-invocations-per-workgroup"),
+        adapter_type=str(device.adapter.info["adapter_type"]),
+    )

@@ -1,0 +1,260 @@
+"""A plan: one graph at concrete shapes, with memory assigned and pipelines ready, replayed at every call.
+
+Temporary buffers share memory by lifetime. What depends on constants alone is computed once, when the plan is made,
+and kept with the delegate's resources for the plans of other shapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import wgpu
+
+from backend.runtime.builder import Dispatch, Lowered
+from backend.runtime.device import UNIFORM, WRITE, Device
+from backend.runtime.errors import DeviceError
+from backend.runtime.hostdata import from_storage
+from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer
+
+_STAGING_USAGE = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+
+
+class Resources(Protocol):
+    """What plans of one delegate share."""
+
+    device: Device
+    static: dict[str, Any]  # content key -> GPU buffer
+
+    def stored(self, buffer: Buffer) -> Any:
+        """The GPU buffer of a constant or a state."""
+
+    def scratch(self, sizes: Sequence[int]) -> list[Any]:
+        """Distinct GPU buffers of at least these sizes; other plans may use the same ones."""
+
+
+@dataclass(frozen=True)
+class Step:
+    label: str
+    template: str
+    pipeline: Any
+    bind_group: Any
+    groups: tuple[int, int, int]
+
+
+class Plan:
+    """`run` writes the inputs, replays the dispatches in one pass and one submit, and reads the outputs back."""
+
+    def __init__(self, lowered: Lowered, resources: Resources):
+        self.device = resources.device
+        self.outputs = lowered.outputs
+        static = _static_dispatches(lowered.dispatches)
+        dynamic = [d for d in lowered.dispatches if id(d) not in static]
+        memory: dict[int, Any] = {}
+        self._input_buffers = [self.device.buffer(buffer.nbytes, buffer.label) for buffer in lowered.inputs]
+        for buffer, handle in zip(lowered.inputs, self._input_buffers, strict=True):
+            memory[id(buffer)] = handle
+        for dispatch in lowered.dispatches:
+            for buffer, _ in dispatch.slots:
+                if buffer.kind in ("constant", "state") and id(buffer) not in memory:
+                    memory[id(buffer)] = resources.stored(buffer)
+        kept = _static_buffers(lowered, static)
+        to_run = self._place_static([d for d in lowered.dispatches if id(d) in static], kept, resources, memory)
+        slots, sizes = assign_slots(dynamic, [tensor.buffer for tensor in self.outputs])
+        scratch = resources.scratch(sizes)
+        for key, slot in slots.items():
+            memory.setdefault(key, scratch[slot])
+        self.buffer_bytes = sum(sizes) + sum(buffer.nbytes for buffer in lowered.inputs)
+        self._memory = memory
+        once = self._prepare(to_run)
+        if once:
+            with self.device.lock:
+                self._submit(once, [])
+        self.steps = self._prepare(dynamic)
+        self._make_staging()
+
+    # -- building
+
+    def _place_static(
+        self, dispatches: list[Dispatch], kept: list[Buffer], resources: Resources, memory: dict[int, Any]
+    ) -> list[Dispatch]:
+        """Gives results computed from constants their buffers; returns the dispatches that have not run before."""
+        keys: dict[int, str] = {}
+
+        def key_of(buffer: Buffer) -> str:
+            return keys.get(id(buffer), f"{buffer.kind}:{buffer.key}")
+
+        for dispatch in dispatches:
+            digest = hashlib.sha256(dispatch.code.encode() + dispatch.params + repr(dispatch.groups).encode())
+            for buffer, access in dispatch.slots:
+                known = key_of(buffer) if access != WRITE or id(buffer) in keys else buffer.nbytes
+                digest.update(f"{access}:{known};".encode())
+            for position, (buffer, access) in enumerate(dispatch.slots):
+                if access == WRITE:
+                    keys[id(buffer)] = f"{digest.hexdigest()}:{position}"
+        needed = set()
+        for buffer in kept:
+            if keys[id(buffer)] in resources.static:
+                memory[id(buffer)] = resources.static[keys[id(buffer)]]
+            else:
+                needed.add(id(buffer))
+        to_run = []
+        for dispatch in reversed(dispatches):
+            if any(access == WRITE and id(buffer) in needed for buffer, access in dispatch.slots):
+                to_run.append(dispatch)
+                needed |= {id(buffer) for buffer, _ in dispatch.slots if id(buffer) not in memory}
+        wanted = {id(buffer) for buffer in kept}
+        for buffer in (buffer for dispatch in to_run for buffer, _ in dispatch.slots):
+            if id(buffer) not in memory:
+                memory[id(buffer)] = self.device.buffer(buffer.nbytes, buffer.label)
+                if id(buffer) in wanted:
+                    resources.static[keys[id(buffer)]] = memory[id(buffer)]
+        return to_run[::-1]
+
+    def _prepare(self, dispatches: Sequence[Dispatch]) -> list[Step]:
+        if not dispatches:
+            return []
+        align = self.device.limit("min-uniform-buffer-offset-alignment")
+        offsets = []
+        blob = bytearray()
+        for dispatch in dispatches:
+            blob.extend(bytes(-len(blob) % align))
+            offsets.append(len(blob))
+            blob.extend(dispatch.params)
+        uniforms = self.device.buffer(len(blob), "uniforms", wgpu.BufferUsage.UNIFORM)
+        self.device.write(uniforms, blob)
+        steps = []
+        for dispatch, offset in zip(dispatches, offsets, strict=True):
+            kinds = [access for _, access in dispatch.slots] + [UNIFORM]
+            resources = []
+            for buffer, _ in dispatch.slots:
+                handle = self._memory[id(buffer)]
+                resources.append((handle, 0, max(4, (buffer.nbytes + 3) // 4 * 4)))
+            resources.append((uniforms, offset, len(dispatch.params)))
+            pipeline = self.device.pipeline(dispatch.code, kinds, dispatch.label)
+            group = self.device.bind_group(kinds, resources)
+            steps.append(Step(dispatch.label, dispatch.template, pipeline, group, dispatch.groups))
+        return steps
+
+    def _make_staging(self) -> None:
+        self._layout: list[tuple[Any, int, int, int]] = []  # buffer, padded bytes, offset in staging, live bytes
+        total = 0
+        for tensor in self.outputs:
+            live = tensor.numel * STORAGE_BYTES[STORAGE[tensor.dtype]]
+            padded = (live + 3) // 4 * 4
+            if live:
+                self._layout.append((self._memory[id(tensor.buffer)], padded, total, live))
+            else:
+                self._layout.append((None, 0, 0, 0))
+            total += (padded + 7) // 8 * 8
+        self._staging = None
+        self._staging_bytes = total
+
+    # -- running
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """inputs as stored (see `hostdata`). Returns fresh arrays of the outputs' dtypes and shapes."""
+        with self.device.lock:
+            for buffer, array in zip(self._input_buffers, inputs, strict=True):
+                if array.size:
+                    self.device.write(buffer, array.reshape(-1).view(np.uint8))
+            if self._staging is None and self._staging_bytes:
+                self._staging = self.device.handle.create_buffer(size=self._staging_bytes, usage=_STAGING_USAGE)
+            self._submit(self.steps, [entry for entry in self._layout if entry[0] is not None])
+            return self._read_back()
+
+    def _submit(self, steps: Sequence[Step], copies: Sequence[tuple[Any, int, int, int]]) -> None:
+        self.device.guard("running a plan", self._encode, steps, copies)
+
+    def _encode(self, steps: Sequence[Step], copies: Sequence[tuple[Any, int, int, int]]) -> None:
+        encoder = self.device.handle.create_command_encoder()
+        if steps:
+            compute = encoder.begin_compute_pass()
+            for step in steps:
+                compute.set_pipeline(step.pipeline)
+                compute.set_bind_group(0, step.bind_group)
+                compute.dispatch_workgroups(*step.groups)
+            compute.end()
+        for buffer, padded, offset, _ in copies:
+            encoder.copy_buffer_to_buffer(buffer, 0, self._staging, offset, padded)
+        self.device.handle.queue.submit([encoder.finish()])
+
+    def _read_back(self) -> list[np.ndarray]:
+        data = memoryview(b"")
+        if self._staging is not None:
+            staging = self._staging
+            try:
+                staging.map_sync(wgpu.MapMode.READ)
+                data = memoryview(staging.read_mapped(copy=True)).cast("B")
+                staging.unmap()
+            except Exception as error:
+                self._staging = None  # a fresh one next time: a failed map must not poison later calls
+                raise DeviceError(f"reading results back from {self.device.name} failed: {error}") from error
+        results = []
+        for tensor, (_, _, offset, live) in zip(self.outputs, self._layout, strict=True):
+            results.append(from_storage(data[offset : offset + live], tensor.dtype, tensor.shape))
+        return results
+
+
+def _static_dispatches(dispatches: Sequence[Dispatch]) -> set[int]:
+    """ids of dispatches that depend on constants only, and whose results nothing else writes to."""
+    static = {id(d) for d in dispatches}
+    while True:
+        writers: dict[int, list[int]] = {}
+        for d in dispatches:
+            for buffer, access in d.slots:
+                if access == WRITE:
+                    writers.setdefault(id(buffer), []).append(id(d))
+
+        def fixed(buffer: Buffer) -> bool:
+            if buffer.kind == "constant":
+                return True
+            return buffer.kind == "temp" and all(w in static for w in writers.get(id(buffer), []))
+
+        remaining = {id(d) for d in dispatches if id(d) in static and all(fixed(buffer) for buffer, _ in d.slots)}
+        if remaining == static:
+            return static
+        static = remaining
+
+
+def _static_buffers(lowered: Lowered, static: set[int]) -> list[Buffer]:
+    """Results of static dispatches that the replayed dispatches or the outputs read."""
+    made = {id(b): b for d in lowered.dispatches if id(d) in static for b, access in d.slots if access == WRITE}
+    read = {id(b) for d in lowered.dispatches if id(d) not in static for b, _ in d.slots}
+    read |= {id(tensor.buffer) for tensor in lowered.outputs}
+    return [buffer for key, buffer in made.items() if key in read]
+
+
+def assign_slots(dispatches: Sequence[Dispatch], kept: Sequence[Buffer]) -> tuple[dict[int, int], list[int]]:
+    """Memory by lifetime: buffer id -> slot, and the size of each slot.
+
+    A buffer lives from the first dispatch that touches it to the last; `kept` ones to the end. Largest first, each goes
+    to the fullest slot that is free for its whole life.
+    """
+    life: dict[int, list[int]] = {}
+    sizes: dict[int, int] = {}
+    for position, dispatch in enumerate(dispatches):
+        for buffer, _ in dispatch.slots:
+            if buffer.kind == "temp":
+                life.setdefault(id(buffer), [position, position])[1] = position
+                sizes[id(buffer)] = max(4, (buffer.nbytes + 3) // 4 * 4)
+    for buffer in kept:
+        if buffer.kind == "temp":
+            life.setdefault(id(buffer), [0, 0])[1] = len(dispatches)
+            sizes[id(buffer)] = max(4, (buffer.nbytes + 3) // 4 * 4)
+    slots: list[tuple[int, list[list[int]]]] = []
+    placed: dict[int, int] = {}
+    for key in sorted(life, key=lambda k: (-sizes[k], life[k])):
+        start, end = life[key]
+        for index, (_, taken) in reversed(list(enumerate(slots))):
+            if all(end < s or e < start for s, e in taken):
+                taken.append([start, end])
+                placed[key] = index
+                break
+        else:
+            placed[key] = len(slots)
+            slots.append((sizes[key], [[start, end]]))
+    return placed, [size for size, _ in slots]

@@ -1,0 +1,1 @@
+"""WGSL templates, shipped as package data; read by `backend.runtime.shaders`."""

@@ -1,0 +1,363 @@
+"""The `zoo` command: one thin function a subcommand, and one place where errors become lines and exit codes.
+
+Exit codes: 0 done, 1 a check did not pass, 2 a mistake that the user can put right, 3 a fault of this project,
+130 Ctrl-C. With `--json`, stdout holds one JSON document and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+import typer.main
+from typer.core import TyperGroup
+
+from backend.runtime.errors import DeviceError
+from recipes import recipe as registry
+from recipes.recipe import FULL_PRECISION, Recipe, UserError
+from zoo import __version__
+from zoo.console import ReaderClosed, own_stdout, quiet_libraries, say, table
+from zoo.targets import TARGETS, check_target
+
+if TYPE_CHECKING:
+    from zoo.check import Outcome
+
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+_debug = bool(os.environ.get("ZOO_DEBUG"))
+
+Model = Annotated[str, typer.Argument(help="A model of `zoo list`.", metavar="MODEL")]
+BackendOption = Annotated[str, typer.Option("--backend", "-b", help=f"One of {', '.join(TARGETS)}.")]
+Weights = Annotated[
+    str, typer.Option(help="auto (local cache or hub), synthetic (seeded), tiny (for tests), a path or a hub id.")
+]
+Dtype = Annotated[str, typer.Option(help="Precision of weights and activations.")]
+Qlinear = Annotated[str, typer.Option(help="Quantization mode of linear layers; `zoo list` names them.")]
+Pte = Annotated[Path | None, typer.Option(help="Use this exported file instead of exporting.")]
+Runtime = Annotated[str, typer.Option(help="executorch, or direct: without torch and ExecuTorch.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+class _Models(TyperGroup):
+    """The subcommands of `zoo run`: one a recipe, and only the recipe that is asked for is imported."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(registry.names())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        recipe = registry.load(cmd_name)
+        single = typer.Typer(add_completion=False, context_settings=_SETTINGS)
+        single.command(name=recipe.name)(recipe.run)
+        return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    name="zoo", add_completion=False, context_settings=_SETTINGS, help="Real PyTorch models on any GPU through WebGPU."
+)
+run_app = typer.Typer(
+    cls=_Models, context_settings=_SETTINGS, help="Run a model: `zoo run MODEL --help` for its options."
+)
+app.add_typer(run_app, name="run")
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    global _debug
+    _debug = _debug or debug
+    if version:
+        typer.echo(__version__)
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@run_app.callback(invoke_without_command=True)
+def _run(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Adapter, driver, limits, features, versions; what is missing and how to get it."""
+    from zoo.doctor import examine
+
+    with own_stdout() as stdout:
+        findings = examine()
+        if as_json:
+            stdout.write_json(findings.json())
+    if not as_json:
+        if findings.adapter:
+            table(("adapter", ""), list(findings.adapter.items()))
+            table(("limit", ""), list(findings.limits.items()))
+            table(("feature", ""), [(name, "yes" if has else "no") for name, has in findings.features.items()])
+        others = [adapter["device"] for adapter in findings.adapters if adapter != findings.adapter]
+        if others:
+            typer.echo(f"other adapters (choose with ZOO_ADAPTER): {', '.join(others)}")
+        table(("version", ""), [(name, value or "missing") for name, value in findings.versions.items()])
+        table(("native shim", ""), list(findings.shim.items()))
+    for missing in findings.missing:
+        say(f"missing: {missing.what}; get it: {missing.get}")
+    if not findings.ok:
+        raise typer.Exit(1)
+
+
+@app.command("list")
+def list_models(as_json: Json = False) -> None:
+    """Models, their methods, and the quantization modes of each on each backend."""
+    from zoo.quantize import available
+
+    recipes = [registry.load(name) for name in registry.names()]
+    if not as_json:
+        rows = [
+            (recipe.name, backend, ", ".join(available(recipe, backend)), _unavailable(recipe, backend), target.summary)
+            for recipe in recipes
+            for backend, target in TARGETS.items()
+        ]
+        for recipe in recipes:
+            typer.echo(f"{recipe.name}: {recipe.summary} ({recipe.checkpoint}); methods: {', '.join(recipe.methods)}")
+        table(("model", "backend", "modes", "declared, no kernel", ""), rows)
+        return
+    with own_stdout() as stdout:
+        stdout.write_json({"models": [_describe(recipe) for recipe in recipes]})
+
+
+def _unavailable(recipe: Recipe, backend: str) -> str:
+    from zoo.quantize import available
+
+    return ", ".join(mode for mode in recipe.modes(backend) if mode not in available(recipe, backend))
+
+
+def _describe(recipe: Recipe) -> dict[str, Any]:
+    from zoo.quantize import available
+
+    return {
+        "name": recipe.name,
+        "summary": recipe.summary,
+        "checkpoint": recipe.checkpoint,
+        "methods": list(recipe.methods),
+        "dtypes": list(recipe.dtypes),
+        "backends": {
+            backend: {
+                "runs": target.runs,
+                "modes": list(recipe.modes(backend)),
+                "available": list(available(recipe, backend)),
+            }
+            for backend, target in TARGETS.items()
+        },
+    }
+
+
+@app.command()
+def export(
+    model: Model,
+    backend: BackendOption = "webgpu",
+    weights: Weights = "auto",
+    dtype: Dtype = "fp32",
+    qlinear: Qlinear = FULL_PRECISION,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The .pte to write; default: out/MODEL/….pte")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show operators outside the delegates, and why.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Export a model to one .pte, with what its runner needs in a folder beside it."""
+    from zoo.export import NotDelegated, make_request, print_refusals
+    from zoo.export import export as run_export
+
+    recipe = registry.load(model)
+    request = make_request(recipe, backend, weights=weights, dtype=dtype, qlinear=qlinear)
+    with own_stdout() as stdout:
+        try:
+            report = run_export(recipe, request, output)
+        except NotDelegated as error:
+            print_refusals(error.refusals)
+            raise
+        for name, why in report.kept.items():
+            say(f"{name} stays in full precision: {why}")
+        if explain:
+            print_refusals(report.refusals)
+        if as_json:
+            stdout.write_json(report.json())
+    if not as_json:
+        typer.echo(f"{report.path}: {report.bytes / 1e6:.1f} MB")
+        rows = [(name, row.partitions, row.undelegated, row.ops) for name, row in report.methods.items()]
+        table(("method", "partitions", "undelegated", "ops"), rows)
+
+
+@app.command()
+def check(
+    model: Model,
+    backend: BackendOption = "webgpu",
+    weights: Weights = "auto",
+    dtype: Dtype = "fp32",
+    qlinear: Qlinear = FULL_PRECISION,
+    pte: Pte = None,
+    runtime: Runtime = "executorch",
+    as_json: Json = False,
+) -> None:
+    """Compare every method and the end-to-end output with float64 eager PyTorch; exit code 1 when out of bounds."""
+    from zoo.check import check as run_check
+    from zoo.export import make_request
+
+    recipe = registry.load(model)
+    request = make_request(recipe, backend, weights=weights, dtype=dtype, qlinear=qlinear)
+    with own_stdout() as stdout:
+        report = run_check(recipe, request, pte=pte, runtime=runtime)
+        if as_json:
+            stdout.write_json(report.json())
+    if not as_json:
+        rows = [
+            (name, *(f"{value:.3g}" for value in (row.max_abs, row.max_rel, row.tolerance)), _verdict(row))
+            for name, row in report.outputs.items()
+        ]
+        table(("output", "max abs", "max rel", "tolerance", ""), rows)
+        typer.echo(f"{model} on {backend}: {'passed' if report.passed else 'FAILED'}")
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _verdict(row: Outcome) -> str:
+    return row.problem or ("passed" if row.passed else "FAILED")
+
+
+@app.command()
+def plan(
+    model: Model,
+    weights: Weights = "auto",
+    dtype: Dtype = "fp32",
+    qlinear: Qlinear = FULL_PRECISION,
+    pte: Pte = None,
+    as_json: Json = False,
+) -> None:
+    """Per method: dispatches, the kernels chosen, and buffer memory on this adapter (WebGPU)."""
+    from zoo.export import make_request
+    from zoo.plan import as_json as plan_json
+    from zoo.plan import plan as run_plan
+
+    recipe = registry.load(model)
+    request = make_request(recipe, "webgpu", weights=weights, dtype=dtype, qlinear=qlinear)
+    with own_stdout() as stdout:
+        plans = run_plan(recipe, request, pte=pte)
+        if as_json:
+            stdout.write_json(plan_json(plans))
+    if not as_json:
+        for name, row in plans.items():
+            typer.echo(
+                f"{name}: {row.partitions} partitions, {row.dispatches} dispatches, {row.buffer_bytes / 1e6:.2f} MB "
+                f"buffers, {row.weight_bytes / 1e6:.2f} MB weights"
+            )
+            for kernel in row.kernels:
+                typer.echo(f"  {kernel}")
+
+
+@app.command()
+def bench(
+    model: Model,
+    backend: Annotated[list[str] | None, typer.Option("--backend", "-b", help="May be given more than once.")] = None,
+    weights: Weights = "auto",
+    dtype: Dtype = "fp32",
+    qlinear: Qlinear = FULL_PRECISION,
+    runs: Annotated[int, typer.Option(help="Timed calls of each method.")] = 20,
+    runtime: Runtime = "executorch",
+    as_json: Json = False,
+) -> None:
+    """Time one call of each method on the recipe's example inputs."""
+    from zoo.bench import bench as run_bench
+    from zoo.export import make_request
+
+    recipe = registry.load(model)
+    requests = [
+        make_request(recipe, name, weights=weights, dtype=dtype, qlinear=qlinear) for name in backend or ["webgpu"]
+    ]
+    with own_stdout() as stdout:
+        report = run_bench(recipe, requests, runs=runs, runtime=runtime)
+        if as_json:
+            stdout.write_json(report)
+    if not as_json:
+        columns = ("method", "backend", "median_ms", "min_ms")
+        rows = [
+            (row["method"], row["backend"], *(f"{row[key]:.2f}" for key in columns[2:])) for row in report["results"]
+        ]
+        table(columns, rows, title=f"adapter: {report['adapter']}")
+
+
+@app.command(hidden=True)
+def sample(model: Model, backend: BackendOption = "webgpu") -> None:
+    """Run a model on the recipe's sample input: what `make MODEL-BACKEND` does."""
+    recipe = registry.load(model)
+    check_target(backend, to_run=True)
+    out = Path("out") / recipe.name
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make folder {out}: {error.strerror}") from error
+    arguments = [part.replace("{out}", str(out / f"{recipe.name}-{backend}")) for part in recipe.sample_arguments]
+    command: Any = _Models(name="run").get_command(None, model)
+    command.main([*arguments, "--backend", backend], prog_name=f"zoo run {model}", standalone_mode=False)
+
+
+def main() -> NoReturn:
+    """The console script: runs the command of `sys.argv` and exits."""
+    # The GPU loader complains on stderr where a session has no such folder, as in a container.
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+    # A polite kill cleans up temporary files as Ctrl-C does.
+    signal.signal(signal.SIGTERM, _terminate)
+    code = _guarded()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more at exit; into the void, so that it does not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + signum)
+
+
+def _guarded() -> int:
+    try:
+        with quiet_libraries():
+            # Not standalone: usage errors come here too, and become one line like all others.
+            result = typer.main.get_command(app).main(prog_name="zoo", standalone_mode=False)
+        code = result if isinstance(result, int) else 0
+        if code == 130:
+            say("interrupted")
+        return code
+    except (ReaderClosed, BrokenPipeError):
+        return 0  # the reader has what it wanted
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    except Exception as error:
+        if _debug:
+            raise
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """Prints what went wrong as one line on stderr and returns the exit code."""
+    if isinstance(error, UserError | DeviceError):
+        _say_error(str(error))
+        return 2
+    if isinstance(error, typer.TyperException):
+        # A mistake in the command line; its context knows which command's help has the answer.
+        context = getattr(error, "ctx", None)
+        hint = f" (see `{context.command_path} --help`)" if context is not None else ""
+        _say_error(error.format_message() + hint)
+        return 2
+    _say_error(f"internal: {type(error).__name__}: {error}; re-run as `zoo --debug …` for the traceback")
+    return 3
+
+
+def _say_error(message: str) -> None:
+    say("error: " + " ".join(message.split()))
