@@ -105,7 +105,10 @@ class Node:
 
 @dataclass
 class Graph:
-    """`mutations` maps the value of a state (or input buffer) to the value of its contents after the call."""
+    """`mutations` maps the value of a state to the value of its contents after the call.
+
+    `sizes` names the inputs that are sizes, not data: a number that binds a symbol.
+    """
 
     values: list[TensorSpec] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
@@ -113,6 +116,7 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     mutations: dict[int, int] = field(default_factory=dict)
     symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    sizes: dict[int, Dim] = field(default_factory=dict)
 
     def add_value(self, spec: TensorSpec) -> int:
         self.values.append(spec)
@@ -159,10 +163,38 @@ class Graph:
             [rename_node(node) for node in nodes],
             {state: rename(value) for state, value in self.mutations.items()},
             self.symbols,
+            self.sizes,
         )
 
-    def bind(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-        """Values of the symbols from the live shapes of the inputs.
+    def compacted(self) -> Graph:
+        """Without the nodes whose results nobody reads and the values that nothing refers to."""
+        needed = {*self.outputs, *self.mutations, *self.mutations.values()}
+        nodes: list[Node] = []
+        for node in reversed(self.nodes):
+            if any(out in needed for out in node.outputs):
+                outputs = tuple(out if out in needed or i == 0 else None for i, out in enumerate(node.outputs))
+                nodes.append(replace(node, outputs=outputs))
+                needed.update(node.refs())
+                needed.update(out for out in outputs if out is not None)
+        kept = sorted(needed | set(self.inputs))
+        number = {old: new for new, old in enumerate(kept)}
+
+        def renumber(node: Node) -> Node:
+            args = {name: map_arg(arg, lambda ref: Ref(number[ref.value])) for name, arg in node.args.items()}
+            return replace(node, args=args, outputs=tuple(None if out is None else number[out] for out in node.outputs))
+
+        return Graph(
+            [self.values[index] for index in kept],
+            [number[index] for index in self.inputs],
+            [number[index] for index in self.outputs],
+            [renumber(node) for node in reversed(nodes)],
+            {number[state]: number[new] for state, new in self.mutations.items()},
+            self.symbols,
+            {number[index]: dim for index, dim in self.sizes.items()},
+        )
+
+    def bind(self, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int] = ()) -> dict[str, int]:
+        """Values of the symbols from the live shapes of the inputs, and from the inputs that are sizes.
 
         Every dim is checked against the spec and the bounds known to export. Raises `ShapeError`, naming the input and
         the dimension.
@@ -176,6 +208,8 @@ class Graph:
             if len(shape) != spec.rank:
                 raise ShapeError(f"input {position} has {len(shape)} dimensions, expected {spec}")
             pending += [(position, axis, dim, size) for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True))]
+        for (index, dim), size in zip(self.sizes.items(), sizes, strict=True):
+            pending.append((self.inputs.index(index), 0, dim, size))
         progress = True
         while pending and progress:
             progress = False
@@ -222,6 +256,9 @@ class Graph:
                         raise BlobError(f"value {index} uses undeclared symbol {name!r}")
             if (spec.constant or spec.state) and not spec.is_static:
                 raise BlobError(f"value {index} is stored but has a dynamic shape")
+        for index, dim in self.sizes.items():
+            if index not in self.inputs:
+                raise BlobError(f"size {dim} is no input")
         defined = set(self.inputs) | {i for i, spec in enumerate(self.values) if spec.constant or spec.state}
         for index in [*self.inputs, *self.outputs, *self.mutations, *self.mutations.values()]:
             if not 0 <= index < count:
@@ -310,6 +347,7 @@ def to_blob(graph: Graph) -> bytes:
         "values": [_spec_to_json(spec) for spec in graph.values],
         "inputs": graph.inputs,
         "outputs": graph.outputs,
+        "sizes": [[index, _dim_to_json(dim)] for index, dim in graph.sizes.items()],
         "mutations": [list(pair) for pair in graph.mutations.items()],
         "nodes": [
             {"op": node.op, "args": {k: _arg_to_json(v) for k, v in node.args.items()}, "outputs": list(node.outputs)}
@@ -349,6 +387,7 @@ def from_blob(blob: bytes | memoryview) -> Graph:
                 )
                 for item in document["nodes"]
             ],
+            sizes={int(index): _dim_from_json(dim) for index, dim in document["sizes"]},
             mutations={int(state): int(value) for state, value in document["mutations"]},
             symbols={str(name): (int(low), None if high is None else int(high)) for name, (low, high) in document["symbols"].items()},
         )

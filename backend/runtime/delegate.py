@@ -36,7 +36,7 @@ class Delegate:
             raise BlobError(f"this runtime has no kernel for {', '.join(unknown)}: export again or update")
         self._get_data = get_data
         self._states = states if states is not None else StateStore()
-        self._plans: OrderedDict[tuple[tuple[int, ...], ...], Plan] = OrderedDict()
+        self._plans: OrderedDict[Any, Plan] = OrderedDict()
         self._resources: DelegateResources | None = None
         for spec in self.graph.values:
             if spec.constant is not None:
@@ -47,22 +47,24 @@ class Delegate:
 
         Raises `ShapeError` for a shape or dtype the method does not take, `DeviceError` for the GPU's refusals.
         """
-        plan = self.plan([tuple(array.shape) for array in inputs])
+        by_index = dict(zip(self.graph.inputs, inputs, strict=False))
+        sizes = [int(by_index[index]) for index in self.graph.sizes if index in by_index]
+        plan = self.plan([tuple(array.shape) for array in inputs], sizes)
         stored = [
             to_storage(np.asarray(array), self.graph.values[index].dtype, f"input {position}")
             for position, (index, array) in enumerate(zip(self.graph.inputs, inputs, strict=True))
         ]
         return plan.run(stored)
 
-    def plan(self, shapes: Sequence[tuple[int, ...]]) -> Plan:
-        """The plan for these input shapes. Raises `ShapeError`."""
-        env = self.graph.bind(shapes)
+    def plan(self, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int] = ()) -> Plan:
+        """The plan for these input shapes (and values of the inputs that are sizes). Raises `ShapeError`."""
+        env = self.graph.bind(shapes, sizes)
         device = get_device()
         with device.lock:
             if self._resources is None or self._resources.device is not device:
                 self._plans.clear()
                 self._resources = DelegateResources(device, self.graph, self._constant_bytes, self._states)
-            key = tuple(shapes)
+            key = (tuple(shapes), tuple(sizes))
             plan = self._plans.get(key)
             if plan is None:
                 plan = Plan(lower_graph(self.graph, env, capabilities(device)), self._resources)

@@ -7,7 +7,7 @@ whole way from text to samples is the real one.
 What the random weights are tuned for, and nothing else: samples that are finite and about as loud as speech (the
 last convolution is scaled by a power of two), and an end of speech after a plausible time. The rule that ends
 speech is the model's own; only the end-of-speech head is chosen so that its logit sits below the threshold
-and crosses it now and then (`EOS_*`).
+and crosses it now and then.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ NOTICE = (
 SEED = 20260901
 VOICE_FRAMES = 63  # about 5 s of voice prompt
 LOUDNESS = 0.1  # root mean square of the samples that the last convolution is scaled to, within a factor of 1.5
+# Initial weights would make two parts invisible: the flow head hands its noise through, the codec's transformer adds
+# 1%. With these gains every part counts, so that a fault in one shows in the samples.
+FLOW_GAIN = 4.0
+LAYER_SCALE = 0.3
 TEMPERATURE = 0.7
 EOS_THRESHOLD = -4.0  # the released checkpoints' value
-EOS_SPREAD = 12.0  # factor on the end-of-speech head's initial weights
-EOS_BIAS = -2.0  # measured: logits of about -10 +- 3.5 over the frames, so a frame in 10 to 70 ends the speech
+EOS_LOGIT = (-12.0, 3.0)  # mean and spread over the frames of random prompts; texts differ by a few
 
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>", "<|audio_bos|>", "<|audio_prompt|>", "<|audio_latent|>")
 
@@ -54,6 +57,7 @@ CHAT_TEMPLATE = """\
 
 TINY_CONFIG: dict[str, Any] = {
     "vocab_size": 384,
+    "initializer_range": 0.1,
     "hidden_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -94,13 +98,15 @@ def tiny() -> Checkpoint:
 
 
 def _make(config: dict[str, Any], codec_config: dict[str, Any], voice_frames: int, notice: str) -> Checkpoint:
+    codec_config = {"layer_scale_initial_scale": LAYER_SCALE, **codec_config}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED)
         model = GradiumPhononTTSForConditionalGeneration(GradiumPhononTTSConfig(**config)).eval()
         codec = PocketTTSAudioTokenizerModel(PocketTTSAudioTokenizerConfig(encoder_config=None, **codec_config)).eval()
         model.model.bos_latent.normal_()
-        model.eos_head.weight.mul_(EOS_SPREAD)
-        model.eos_head.bias.fill_(EOS_BIAS)
+        for layer in (*model.flow_head.layers, model.flow_head.final_layer):
+            layer.adaln_proj.weight.mul_(FLOW_GAIN)
+        _balance_eos(model)
         voice = torch.randn(voice_frames, model.config.audio_prompt_dim)
         _scale_loudness(codec)
     model.generation_config = GenerationConfig(do_sample=True, temperature=TEMPERATURE, eos_threshold=EOS_THRESHOLD)
@@ -114,6 +120,29 @@ def _make(config: dict[str, Any], codec_config: dict[str, Any], voice_frames: in
         is_speech=False,
         notices=(notice,),
     )
+
+
+def _balance_eos(model: Any) -> None:
+    """An end-of-speech head whose logit varies with the frames and not with the text.
+
+    A random direction mostly tells texts apart: some would end at once and others never. What the hidden states of
+    one prompt have in common is projected out of it, and the logit gets the mean and spread of `EOS_LOGIT`.
+    """
+    config = model.config
+    prompts, frames = 24, 24
+    ids = torch.randint(config.audio_latent_token_id + 1, config.vocab_size, (prompts, 1)).repeat(1, 8)
+    ids = torch.cat((ids + torch.arange(8), torch.full((prompts, 1), config.audio_bos_token_id)), dim=1)
+    ids = ids.clamp(max=config.vocab_size - 1)
+    ids = torch.cat((ids, torch.full((prompts, frames), config.audio_latent_token_id)), dim=1)
+    latents = torch.randn(prompts, frames, config.latent_dim)
+    hidden = model.model(input_ids=ids, audio_latents=latents).last_hidden_state[:, -frames:]
+    common = torch.linalg.svd(hidden.mean(1), full_matrices=False).Vh
+    weight = torch.randn(config.hidden_size)
+    weight -= common.T @ (common @ weight)
+    logits = hidden @ weight
+    mean, spread = EOS_LOGIT
+    model.eos_head.weight.copy_((weight * spread / logits.std())[None])
+    model.eos_head.bias.fill_(mean)
 
 
 def _scale_loudness(codec: Any) -> None:

@@ -1,0 +1,131 @@
+"""The partitioner: takes a node exactly when the declaration of its operator does.
+
+The whole program is converted to the neutral graph and fused by the same passes that preprocess will run; each
+resulting node is judged on its own specs. A node of the program is delegated when the graph node that it became part of
+is accepted. Refusals keep their reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.exir.backend.canonical_partitioners.pattern_op_partitioner import (
+    generate_partitions_from_list_of_nodes,
+)
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
+from torch.export import ExportedProgram
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from backend import passes
+from backend.convert import convert, dtype_name, is_shape_node, normalize, op_name, to_dim
+from backend.graph import BACKEND_ID, Call, TensorSpec
+from backend.ops import registry
+from backend.preprocess import ZooWebGPU  # noqa: F401 - ExecuTorch finds the backend among BackendDetails' subclasses
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`count` nodes of an operator were left outside the delegate, all for one reason."""
+
+    op: str
+    reason: str
+    count: int
+
+
+def judge(program: ExportedProgram) -> dict[str, tuple[str, str]]:
+    """Refused nodes of a program: fx name -> (operator, reason)."""
+    converted = convert(program)
+    names = {node.name: op_name(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    refused = {name: (names.get(name, "output"), reason) for name, reason in converted.refused.items()}
+    graph = passes.run(converted.graph)
+    for node in graph.nodes:
+        reason = registry.refusal(graph.call(node))
+        if reason is not None:
+            for name in node.origin:
+                refused[name] = (node.op, reason)
+    return refused
+
+
+class _Support(OperatorSupportBase):
+    def __init__(self, refused: dict[str, tuple[str, str]]):
+        self.refused = refused
+
+    def is_node_supported(self, submodules: Any, node: torch.fx.Node) -> bool:
+        if node.op != "call_function" or node.name in self.refused:
+            return False
+        return not is_shape_node(node) or all(_is_inside(user, self.refused) for user in node.users)
+
+
+def _is_inside(node: torch.fx.Node, refused: dict[str, tuple[str, str]]) -> bool:
+    """Sizes are computed where they are used: outside as soon as anybody outside needs them."""
+    if node.op != "call_function" or node.name in refused:
+        return False
+    return not is_shape_node(node) or all(_is_inside(user, refused) for user in node.users)
+
+
+class WebGPUPartitioner(Partitioner):
+    """Tags what the WebGPU backend runs. `refusals` lists, after partitioning, what it left and why."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.delegation_spec = DelegationSpec(BACKEND_ID, [])
+        self.refusals: list[Refusal] = []
+
+    def ops_to_not_decompose(
+        self, ep: ExportedProgram
+    ) -> tuple[list[torch._ops.OpOverload], Callable[[torch.fx.Node], bool] | None]:
+        """Operators with kernels of their own, kept whole where their declaration accepts the node."""
+        return [_overload(name) for name in registry.preserved()], accepts_node
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        refused = judge(exported_program)
+        counts = Counter(refused.values())
+        self.refusals = [Refusal(op, reason, count) for (op, reason), count in sorted(counts.items())]
+        tags = {}
+        partitions = generate_partitions_from_list_of_nodes(
+            exported_program.graph_module, op_support=_Support(refused)
+        )
+        for partition in partitions:
+            if all(is_shape_node(node) for node in partition.nodes):
+                continue
+            tag = f"webgpu_{partition.id}"
+            tags[tag] = self.delegation_spec
+            for node in partition.nodes:
+                node.meta["delegation_tag"] = tag
+        if tags:
+            tag_constant_data(exported_program)
+            tag_mutated_buffer(exported_program)
+        return PartitionResult(exported_program, tags)
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    namespace, op, kind = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), op), kind)
+
+
+def accepts_node(node: torch.fx.Node) -> bool:
+    """Whether the declaration of this single node's operator accepts it, outside of any pattern."""
+    if node.op != "call_function" or not hasattr(node.target, "_schema"):
+        return True
+
+    def spec(item: Any) -> Any:
+        if isinstance(item, torch.fx.Node):
+            item = item.meta.get("val")
+        if isinstance(item, torch.Tensor):
+            return TensorSpec(dtype_name(item.dtype), tuple(to_dim(size) for size in item.shape))
+        if isinstance(item, torch.SymInt):
+            return to_dim(item)
+        return [spec(part) for part in item] if isinstance(item, (list, tuple)) else item
+
+    try:
+        args = {key: spec(value) for key, value in normalize(node.target, node.args, node.kwargs).items()}
+        value = node.meta.get("val")
+        outputs = tuple(spec(part) for part in (value if isinstance(value, (list, tuple)) else (value,)))
+    except ValueError:
+        return False
+    return registry.refusal(Call(op_name(node.target), args, outputs)) is None
