@@ -284,6 +284,11 @@ class _Converter:
                     self.graph.mutations[index] = held
             elif isinstance(held, int) and isinstance(arg, torch.fx.Node) and self._is_tensor(arg):
                 self.graph.outputs.append(held)
+            elif isinstance(held, (int, Expr)):  # a size for somebody outside: a number like any other
+                index = self.graph.add_value(TensorSpec("int64", ()))
+                args = {"size": [], "fill_value": held, "dtype": "int64"}
+                self.graph.nodes.append(Node("aten.full.default", args, (index,)))
+                self.graph.outputs.append(index)
             else:
                 self.result.refused[node.name] = "an output that is no tensor"
 

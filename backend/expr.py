@@ -39,7 +39,8 @@ class Expr:
         for position, arg in enumerate(self.args):
             text = str(arg)
             inner = _BINARY.get(arg.op, 3) if isinstance(arg, Expr) and arg.args else 3
-            exact = self.op in ("-", "//", "%") or (isinstance(arg, Expr) and arg.op in ("//", "%"))
+            # a product may lose its parentheses only if no rounding happens inside
+            exact = self.op in ("-", "//", "%") or "//" in text or "%" in text
             if inner < mine or (inner == mine and position and exact) or text.startswith("-"):
                 text = f"({text})"
             parts.append(text)

@@ -243,6 +243,9 @@ class Graph:
     def check(self) -> None:
         """Raises `BlobError` unless the graph is well formed: indices in range, values defined before use."""
         count = len(self.values)
+        for index in [*self.inputs, *self.outputs, *self.mutations, *self.mutations.values()]:
+            if not 0 <= index < count:
+                raise BlobError(f"value {index} does not exist")
         for index, spec in enumerate(self.values):
             if spec.dtype not in DTYPES:
                 raise BlobError(f"value {index} has unknown dtype {spec.dtype!r}")
@@ -251,19 +254,23 @@ class Graph:
             for dim in spec.shape:
                 if isinstance(dim, int) and not 0 <= dim < 2**40:
                     raise BlobError(f"value {index} has dimension {dim}")
-                for name in [] if isinstance(dim, int) else dim.symbols():
-                    if name not in self.symbols:
-                        raise BlobError(f"value {index} uses undeclared symbol {name!r}")
-            if (spec.constant or spec.state) and not spec.is_static:
+                self._check_symbols(dim, f"value {index}")
+            if not isinstance(spec.constant, str | None) or not isinstance(spec.state, str | None):
+                raise BlobError(f"value {index} is stored under a name that is no text")
+            if (spec.constant is not None or spec.state is not None) and not spec.is_static:
                 raise BlobError(f"value {index} is stored but has a dynamic shape")
+        if len(set(self.inputs)) != len(self.inputs):
+            raise BlobError("a value is two inputs")
         for index, dim in self.sizes.items():
-            if index not in self.inputs:
+            if index not in self.inputs or self.values[index].rank:
                 raise BlobError(f"size {dim} is no input")
-        defined = set(self.inputs) | {i for i, spec in enumerate(self.values) if spec.constant or spec.state}
-        for index in [*self.inputs, *self.outputs, *self.mutations, *self.mutations.values()]:
-            if not 0 <= index < count:
-                raise BlobError(f"value {index} does not exist")
+            self._check_symbols(dim, f"size {index}")
+        stored = {i for i, spec in enumerate(self.values) if spec.constant is not None or spec.state is not None}
+        if stored & set(self.inputs):
+            raise BlobError("an input is a stored value")
+        defined = set(self.inputs) | stored
         for node in self.nodes:
+            self._check_symbols(list(node.args.values()), node.op)
             for ref in node.refs():
                 if ref not in defined:
                     raise BlobError(f"{node.op} reads value {ref} before it is computed")
@@ -279,6 +286,12 @@ class Graph:
         for index in self.mutations:
             if self.values[index].state is None:
                 raise BlobError(f"value {index} is mutated but is no state")
+
+    def _check_symbols(self, arg: Any, where: str) -> None:
+        for dim in _exprs(arg):
+            for name in dim.symbols():
+                if name not in self.symbols:
+                    raise BlobError(f"{where} uses undeclared symbol {name!r}")
 
 
 @dataclass(frozen=True)
@@ -320,6 +333,14 @@ def _refs(arg: Any) -> Iterator[int]:
     elif isinstance(arg, (list, tuple)):
         for item in arg:
             yield from _refs(item)
+
+
+def _exprs(arg: Any) -> Iterator[Expr]:
+    if isinstance(arg, Expr):
+        yield arg
+    elif isinstance(arg, (list, tuple)):
+        for item in arg:
+            yield from _exprs(item)
 
 
 def _solve(dim: Dim, name: str, size: int, env: Mapping[str, int]) -> int | None:
@@ -397,7 +418,9 @@ def from_blob(blob: bytes | memoryview) -> Graph:
     return graph
 
 
-def _ints(items: list[Any]) -> list[int]:
+def _ints(items: Any) -> list[int]:
+    if not isinstance(items, list):
+        raise TypeError(f"not a list: {items!r}")
     return [int(item) for item in items]
 
 

@@ -17,7 +17,7 @@ from executorch.exir.backend.canonical_partitioners.pattern_op_partitioner impor
     generate_partitions_from_list_of_nodes,
 )
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
-from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
+from executorch.exir.backend.utils import tag_constant_data
 from torch.export import ExportedProgram
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -99,8 +99,27 @@ class WebGPUPartitioner(Partitioner):
                 node.meta["delegation_tag"] = tag
         if tags:
             tag_constant_data(exported_program)
-            tag_mutated_buffer(exported_program)
+            tag_states(exported_program)
         return PartitionResult(exported_program, tags)
+
+
+def tag_states(program: ExportedProgram) -> None:
+    """Gives a mutated buffer to the delegate that alone reads it and alone makes and reads its new contents.
+
+    Any other mutated buffer stays with ExecuTorch, which passes it in and copies the new contents back.
+    """
+    signature = program.graph_signature
+    nodes = {node.name: node for node in program.graph.nodes}
+    writers = {target: nodes[name] for name, target in signature.buffers_to_mutate.items()}
+    written = [spec.arg.name for spec in signature.output_specs if hasattr(spec.arg, "name")]
+    for name, target in signature.inputs_to_buffers.items():
+        writer = writers.get(target)
+        if writer is None or written.count(writer.name) > 1:
+            continue
+        readers = [*nodes[name].users, *(user for user in writer.users if user.op != "output"), writer]
+        tags = {reader.meta.get("delegation_tag") for reader in readers}
+        if len(tags) == 1 and None not in tags:
+            nodes[name].meta["delegation_tag"] = tags.pop()
 
 
 def _overload(name: str) -> torch._ops.OpOverload:

@@ -47,6 +47,15 @@ class Delegate:
 
         Raises `ShapeError` for a shape or dtype the method does not take, `DeviceError` for the GPU's refusals.
         """
+        plan, stored = self._ready(inputs)
+        return plan.run(stored)
+
+    def profile(self, inputs: Sequence[np.ndarray]) -> list[tuple[str, int]]:
+        """(label, nanoseconds on the GPU) of every dispatch of one call; see `Plan.profile`."""
+        plan, stored = self._ready(inputs)
+        return plan.profile(stored)
+
+    def _ready(self, inputs: Sequence[np.ndarray]) -> tuple[Plan, list[np.ndarray]]:
         by_index = dict(zip(self.graph.inputs, inputs, strict=False))
         sizes = [int(by_index[index]) for index in self.graph.sizes if index in by_index]
         plan = self.plan([tuple(array.shape) for array in inputs], sizes)
@@ -54,7 +63,7 @@ class Delegate:
             to_storage(np.asarray(array), self.graph.values[index].dtype, f"input {position}")
             for position, (index, array) in enumerate(zip(self.graph.inputs, inputs, strict=True))
         ]
-        return plan.run(stored)
+        return plan, stored
 
     def plan(self, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int] = ()) -> Plan:
         """The plan for these input shapes (and values of the inputs that are sizes). Raises `ShapeError`."""

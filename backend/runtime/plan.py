@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ from backend.runtime.builder import Dispatch, Lowered
 from backend.runtime.device import UNIFORM, WRITE, Device
 from backend.runtime.errors import DeviceError
 from backend.runtime.hostdata import from_storage
+from backend.runtime.replay import Step, encode, timed
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer
 
 _STAGING_USAGE = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
@@ -34,15 +34,6 @@ class Resources(Protocol):
 
     def scratch(self, sizes: Sequence[int]) -> list[Any]:
         """Distinct GPU buffers of at least these sizes; other plans may use the same ones."""
-
-
-@dataclass(frozen=True)
-class Step:
-    label: str
-    template: str
-    pipeline: Any
-    bind_group: Any
-    groups: tuple[int, int, int]
 
 
 class Plan:
@@ -158,13 +149,25 @@ class Plan:
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """inputs as stored (see `hostdata`). Returns fresh arrays of the outputs' dtypes and shapes."""
         with self.device.lock:
-            for buffer, array in zip(self._input_buffers, inputs, strict=True):
-                if array.size:
-                    self.device.write(buffer, array.reshape(-1).view(np.uint8))
+            self._upload(inputs)
             if self._staging is None and self._staging_bytes:
                 self._staging = self.device.handle.create_buffer(size=self._staging_bytes, usage=_STAGING_USAGE)
             self._submit(self.steps, [entry for entry in self._layout if entry[0] is not None])
             return self._read_back()
+
+    def profile(self, inputs: Sequence[np.ndarray]) -> list[tuple[str, int]]:
+        """(label, nanoseconds on the GPU) of every dispatch of one run. Updates states as `run` does.
+
+        Raises `ValueError` when the adapter has no timestamp queries.
+        """
+        with self.device.lock:
+            self._upload(inputs)
+            return list(zip((step.label for step in self.steps), timed(self.device, self.steps), strict=True))
+
+    def _upload(self, inputs: Sequence[np.ndarray]) -> None:
+        for buffer, array in zip(self._input_buffers, inputs, strict=True):
+            if array.size:
+                self.device.write(buffer, array.reshape(-1).view(np.uint8))
 
     def _submit(self, steps: Sequence[Step], copies: Sequence[tuple[Any, int, int, int]]) -> None:
         self.device.guard("running a plan", self._encode, steps, copies)
@@ -173,10 +176,7 @@ class Plan:
         encoder = self.device.handle.create_command_encoder()
         if steps:
             compute = encoder.begin_compute_pass()
-            for step in steps:
-                compute.set_pipeline(step.pipeline)
-                compute.set_bind_group(0, step.bind_group)
-                compute.dispatch_workgroups(*step.groups)
+            encode(compute, steps)
             compute.end()
         for buffer, padded, offset, _ in copies:
             encoder.copy_buffer_to_buffer(buffer, 0, self._staging, offset, padded)

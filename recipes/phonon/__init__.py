@@ -88,7 +88,9 @@ def run(
     text: Annotated[str, typer.Option(help="What to say.")],
     voice: Annotated[str | None, typer.Option(help="A voice of the checkpoint; an unknown one lists them.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="WAV file to write.")] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Raw s16le mono PCM at 24 kHz on stdout, as spoken.")] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Raw s16le mono PCM at 24 kHz on stdout, as spoken.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the noise: the same seed speaks the same samples.")] = 0,
     temperature: Annotated[
         float | None, typer.Option(help="Variance of the noise; default: the checkpoint's. 0 is flat.")

@@ -35,12 +35,31 @@ class EagerProgram:
         return [output.numpy().copy() for output in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
-def golden_bundle(weights: str) -> Bundle:
-    """The methods of a checkpoint in float64, derived constants (times, folded scales) included."""
-    checkpoint = checkpoints.load(weights)
-    checkpoint.model.double()
-    checkpoint.codec.double()
-    return make_bundle(checkpoint)
+def golden_bundle(request: ExportRequest) -> Bundle:
+    """The methods of a checkpoint in float64, derived constants (times, folded scales) included.
+
+    A quantized request gets the values that its weights stand for after quantization, so that the check sees the
+    errors of the kernels and of quantized activations, and not those of the weights' grid.
+    """
+    checkpoint = checkpoints.load(request.weights)
+    if request.qlinear == FULL_PRECISION:
+        checkpoint.model.double()
+        checkpoint.codec.double()
+        return make_bundle(checkpoint)
+    from recipes.phonon import RECIPE
+    from zoo import quantize
+
+    bundle = make_bundle(checkpoint)
+    declared = next(mode for mode in RECIPE.quantization[request.backend] if mode.name == request.qlinear)
+    quantize.apply(bundle.methods, request.qlinear, declared)  # in float32: torchao takes no float64
+    for method in bundle.methods.values():
+        for module in method.module.modules():
+            if isinstance(module, torch.nn.Linear) and hasattr(module.weight, "dequantize"):
+                weight = module.weight
+                plain = weight.dequantize() if type(weight.data) is not torch.Tensor else weight.data
+                module.weight = torch.nn.Parameter(plain, requires_grad=False)
+        method.module.double()
+    return bundle
 
 
 def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
@@ -48,7 +67,7 @@ def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
     from recipes.phonon import tolerances
 
     bounds = tolerances(request.dtype, request.qlinear)
-    bundle = golden_bundle(request.weights)
+    bundle = golden_bundle(request)
     golden = EagerProgram(bundle)
     rows = [*_frame_rows(program, golden, bundle.metadata, bounds), *_decode_rows(program, golden, bundle, bounds)]
     if request.dtype == "fp32" and request.qlinear == FULL_PRECISION:
@@ -96,7 +115,7 @@ def _decode_rows(
     program: Runnable, golden: Runnable, bundle: Bundle, bounds: Mapping[str, Tolerance]
 ) -> list[Comparison]:
     """A stream that is longer than the attention window, then a new one on the same state."""
-    codec = bundle.methods["decode"].module.codec
+    codec: Any = bundle.methods["decode"].module.codec
     long = math.ceil((codec.past + 1) / codec.stride) + 4
     rng = np.random.default_rng(SEED)
     rows = []

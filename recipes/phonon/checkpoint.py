@@ -219,5 +219,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-

@@ -29,9 +29,7 @@ from transformers import (
 
 from recipes.phonon.checkpoint import Checkpoint, ProcessorSettings
 
-NOTICE = (
-    "SYNTHETIC WEIGHTS ({why}): the model has the right structure and size, but what it plays is not speech"
-)
+NOTICE = "SYNTHETIC WEIGHTS ({why}): the model has the right structure and size, but what it plays is not speech"
 SEED = 20260901
 VOICE_FRAMES = 63  # about 5 s of voice prompt
 LOUDNESS = 0.1  # root mean square of the samples that the last convolution is scaled to, within a factor of 1.5
@@ -98,11 +96,11 @@ def tiny() -> Checkpoint:
 
 
 def _make(config: dict[str, Any], codec_config: dict[str, Any], voice_frames: int, notice: str) -> Checkpoint:
-    codec_config = {"layer_scale_initial_scale": LAYER_SCALE, **codec_config}
+    codec_config = {"layer_scale_initial_scale": LAYER_SCALE, "encoder_config": None, **codec_config}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED)
         model = GradiumPhononTTSForConditionalGeneration(GradiumPhononTTSConfig(**config)).eval()
-        codec = PocketTTSAudioTokenizerModel(PocketTTSAudioTokenizerConfig(encoder_config=None, **codec_config)).eval()
+        codec = PocketTTSAudioTokenizerModel(PocketTTSAudioTokenizerConfig(**codec_config)).eval()
         model.model.bos_latent.normal_()
         for layer in (*model.flow_head.layers, model.flow_head.final_layer):
             layer.adaln_proj.weight.mul_(FLOW_GAIN)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -138,7 +138,9 @@ class TextFrontend:
             chunks.append(chunk.strip())
         return chunks
 
-    def _split_after(self, tokens: list[int], marks: tuple[str, ...], skip_decimal_points: bool = False) -> list[list[int]]:
+    def _split_after(
+        self, tokens: list[int], marks: tuple[str, ...], skip_decimal_points: bool = False
+    ) -> list[list[int]]:
         """`tokens` cut after each run of `marks`."""
         ids = {self._token_id(mark) for mark in marks} - {self._tokens["unk_id"]}
         starts = [0] + [
@@ -162,21 +164,20 @@ class TextFrontend:
         """`chunk` cut between words into parts of at most `chunk_tokens` tokens, the longest first."""
         limit: int = self._metadata["chunk_tokens"]
 
-        def fits(text: str) -> bool:
-            return self._text_tokens(text, has_voice) <= limit
+        def fitting(pieces: Sequence[str], joint: str) -> int:
+            """How many of `pieces`, joined, make at most `limit` tokens."""
+            return _longest(len(pieces), lambda n: self._text_tokens(joint.join(pieces[:n]), has_voice) <= limit)
 
         parts: list[str] = []
         words = chunk.split()
         while words:
-            count = _longest(len(words), lambda n: fits(" ".join(words[:n])))
-            if count == 0:  # one word that is too long by itself
-                word = words[0]
-                length = max(1, _longest(len(word), lambda n: fits(word[:n])))
-                parts.append(word[:length])
-                words[0] = word[length:]
-                continue
-            parts.append(" ".join(words[:count]))
-            words = words[count:]
+            if count := fitting(words, " "):
+                parts.append(" ".join(words[:count]))
+                words = words[count:]
+            else:  # one word that is too long by itself
+                count = max(1, fitting(words[0], ""))
+                parts.append(words[0][:count])
+                words[0] = words[0][count:]
         return parts
 
     def prompt(self, text: str, voice_frames: int) -> Prompt:
@@ -186,6 +187,8 @@ class TextFrontend:
         ids = self._encode(rendered, special=True)
         if not ids or ids[-1] != self._metadata["audio_bos_id"]:
             raise UserError("the checkpoint's chat template does not end the prompt with the first audio position")
+        if ids.count(self._metadata["audio_prompt_id"]) != voice_frames:
+            raise UserError(f"the text must not hold the model's own marks ({', '.join(self._placeholders)})")
         settings = self._metadata["processor"]
         words = len(self._decode(ids, skip_special=True).split())
         short = words <= settings["short_text_max_words"]

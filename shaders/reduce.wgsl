@@ -1,0 +1,56 @@
+// One number a row: sum, mean, prod, max or min. f32 max and min pass NaN on.
+//
+// reads      x     [outer, n, inner], by row-major index
+// writes     out   a number a row; with `split`, a number for each of `splits` chunks of each row: [outer, splits, inner]
+// params     those of rows.wgsl (rows counts the chunks of all rows); total (elements of x a row), chunk, splits;
+//            divisor for mean
+// constants  those of rows.wgsl; op, type (f32 or i32), split
+//
+// Lanes with nothing to do hold the identity of sum and prod, and for max and min the row's last element.
+
+{% from "rows.wgsl" import place, tree with context %}
+{% set sums = op in ("sum", "mean") %}
+fn merge(a: {{ type }}, b: {{ type }}) -> {{ type }} {
+{% if sums %}
+  return a + b;
+{% elif op == "prod" %}
+  return a * b;
+{% else %}
+  return {{ op }}{{ "_nan" if type == "f32" }}(a, b);
+{% endif %}
+}
+var<workgroup> pool: array<{{ type }}, {{ workgroup }}>;
+
+{{ entry(workgroup) }}
+{% if split %}
+  {{- place() | replace("let base", "let unsplit_base") }}
+  let chunk = (row / p.inner) % p.splits;
+  let n = min(p.chunk, p.n - chunk * p.chunk);
+  let base = ((row / p.inner / p.splits) * p.n + chunk * p.chunk) * p.inner + row % p.inner;
+{% else %}
+{{ place() }}
+  let n = p.n;
+{% endif %}
+  var k = lane;
+{% if sums or op == "prod" %}
+  var acc = {{ type }}({{ 0 if sums else 1 }});
+{% else %}
+  var acc = load_x(base + min(k, n - 1u) * step);
+  k += {{ lanes }}u;
+{% endif %}
+  for (; k + {{ 3 * lanes }}u < n; k += {{ 4 * lanes }}u) {
+    let at = base + k * step;
+    let ab = merge(load_x(at), load_x(at + {{ lanes }}u * step));
+    let cd = merge(load_x(at + {{ 2 * lanes }}u * step), load_x(at + {{ 3 * lanes }}u * step));
+    acc = merge(acc, merge(ab, cd));
+  }
+  for (; k < n; k += {{ lanes }}u) { acc = merge(acc, load_x(base + k * step)); }
+{{ tree("pool", "acc", "whole", "merge") }}
+  if (live && lane == 0u) {
+{% if op == "mean" %}
+    store(row, whole / p.divisor);
+{% else %}
+    store(row, whole);
+{% endif %}
+  }
+}

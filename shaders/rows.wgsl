@@ -1,0 +1,53 @@
+// Not a kernel: pieces for the kernels that work along one axis (reduce, arg, moments, softmax, norm, scan).
+//
+// The tensor is [outer, n, inner] in row-major order and a row is the n elements at one (outer, inner). A workgroup
+// takes workgroup / lanes rows, `lanes` invocations a row. With inner > 1 (`minor`) neighbouring invocations take
+// neighbouring rows, otherwise neighbouring elements of one row, so that loads coalesce in both cases.
+//
+// constants  workgroup, lanes (a power of two that divides it), minor
+// params     rows = outer * inner, n, inner
+// groups     ceil(rows / (workgroup / lanes))
+
+{# Defines lane, row, live, base and step: element k of the row is at base + k * step. Invocations past the last row
+   redo that row and must not store: barriers stay uniform, and no load leaves the buffer. #}
+{% macro place() %}
+{% set rows = workgroup // lanes %}
+{% if lanes == 1 %}
+  let lane = 0u;
+  let wanted = group * {{ workgroup }}u + lid;
+{% elif minor %}
+  let lane = lid / {{ rows }}u;
+  let wanted = group * {{ rows }}u + lid % {{ rows }}u;
+{% else %}
+  let lane = lid % {{ lanes }}u;
+  let wanted = group * {{ rows }}u + lid / {{ lanes }}u;
+{% endif %}
+  let live = wanted < p.rows;
+  let row = min(wanted, p.rows - 1u);
+{% if minor %}
+  let step = p.inner;
+  let base = (row / p.inner) * p.n * p.inner + row % p.inner;
+{% else %}
+  let step = 1u;
+  let base = row * p.n;
+{% endif %}
+{% endmacro %}
+
+{# Reduces `value` over the lanes of each row: afterwards `result` is merge(...) of all of them, in every lane.
+   `pool` is a workgroup array of `workgroup` elements, free for reuse afterwards. The order is fixed. #}
+{% macro tree(pool, value, result, merge) %}
+{% if lanes == 1 %}
+  let {{ result }} = {{ value }};
+{% else %}
+{% set stride = workgroup // lanes if minor else 1 %}
+  {{ pool }}[lid] = {{ value }};
+  workgroupBarrier();
+{% for power in range(15) if 2 ** power < lanes %}
+{% set half = lanes // 2 ** (power + 1) %}
+  if (lane < {{ half }}u) { {{ pool }}[lid] = {{ merge }}({{ pool }}[lid], {{ pool }}[lid + {{ half * stride }}u]); }
+  workgroupBarrier();
+{% endfor %}
+  let {{ result }} = {{ pool }}[{{ "lid % " ~ (workgroup // lanes) ~ "u" if minor else "lid - lane" }}];
+  workgroupBarrier();
+{% endif %}
+{% endmacro %}
