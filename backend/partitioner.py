@@ -82,6 +82,25 @@ class WebGPUPartitioner(Partitioner):
         """Operators with kernels of their own, kept whole where their declaration accepts the node."""
         return [_overload(name) for name in registry.preserved()], accepts_node
 
+    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        """Fixes the layout of what attention returns.
+
+        Eager CPU attention answers in the layout of its query, so a reshape that follows is traced as a view of it; the
+        operator kept whole answers row-major, and that view would be refused when the program is traced again. The
+        clone costs nothing here.
+        """
+        for node in list(exported_program.graph.nodes):
+            if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+                with exported_program.graph.inserting_after(node):
+                    clone = exported_program.graph.call_function(
+                        torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
+                    )
+                node.replace_all_uses_with(clone, delete_user_cb=lambda user, clone=clone: user is not clone)
+                clone.meta = {key: value for key, value in node.meta.items() if key != "val"}
+                clone.meta["val"] = node.meta["val"].contiguous()
+        exported_program.graph_module.recompile()
+        return exported_program
+
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         refused = judge(exported_program)
         counts = Counter(refused.values())

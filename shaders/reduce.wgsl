@@ -2,8 +2,7 @@
 //
 // reads      x     [outer, n, inner], by row-major index
 // writes     out   a number a row; with `split`, a number for each of `splits` chunks of each row: [outer, splits, inner]
-// params     those of rows.wgsl (rows counts the chunks of all rows); total (elements of x a row), chunk, splits;
-//            divisor for mean
+// params     those of rows.wgsl; divisor for mean; chunk, splits with `split`
 // constants  those of rows.wgsl; op, type (f32 or i32), split
 //
 // Lanes with nothing to do hold the identity of sum and prod, and for max and min the row's last element.
@@ -16,21 +15,13 @@ fn merge(a: {{ type }}, b: {{ type }}) -> {{ type }} {
 {% elif op == "prod" %}
   return a * b;
 {% else %}
-  return {{ op }}{{ "_nan" if type == "f32" }}(a, b);
+  return {{ op }}{{ "_nan" if type == "f32" else "" }}(a, b);
 {% endif %}
 }
 var<workgroup> pool: array<{{ type }}, {{ workgroup }}>;
 
 {{ entry(workgroup) }}
-{% if split %}
-  {{- place() | replace("let base", "let unsplit_base") }}
-  let chunk = (row / p.inner) % p.splits;
-  let n = min(p.chunk, p.n - chunk * p.chunk);
-  let base = ((row / p.inner / p.splits) * p.n + chunk * p.chunk) * p.inner + row % p.inner;
-{% else %}
-{{ place() }}
-  let n = p.n;
-{% endif %}
+{{ place(split) }}
   var k = lane;
 {% if sums or op == "prod" %}
   var acc = {{ type }}({{ 0 if sums else 1 }});

@@ -8,9 +8,11 @@
 // params     rows = outer * inner, n, inner
 // groups     ceil(rows / (workgroup / lanes))
 
-{# Defines lane, row, live, base and step: element k of the row is at base + k * step. Invocations past the last row
-   redo that row and must not store: barriers stay uniform, and no load leaves the buffer. #}
-{% macro place() %}
+{# Defines lane, row, live, n, base and step: element k < n of the row is at base + k * step. Invocations past the last row
+   redo that row and must not store: barriers stay uniform, and no load leaves the buffer.
+   With `split` every `chunk` elements of a row are a row of their own (params chunk, splits; rows counts them all), in the
+   order [outer, splits, inner], and the row's element 0 is element `start` of the whole. #}
+{% macro place(split=false) %}
 {% set rows = workgroup // lanes %}
 {% if lanes == 1 %}
   let lane = 0u;
@@ -24,10 +26,18 @@
 {% endif %}
   let live = wanted < p.rows;
   let row = min(wanted, p.rows - 1u);
-{% if minor %}
+{% if split %}
+  let chunk = (row / p.inner) % p.splits;
+  let start = chunk * p.chunk;
+  let n = min(p.chunk, p.n - start);
+  let step = p.inner;
+  let base = ((row / p.inner / p.splits) * p.n + start) * p.inner + row % p.inner;
+{% elif minor %}
+  let n = p.n;
   let step = p.inner;
   let base = (row / p.inner) * p.n * p.inner + row % p.inner;
 {% else %}
+  let n = p.n;
   let step = 1u;
   let base = row * p.n;
 {% endif %}

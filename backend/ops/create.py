@@ -127,7 +127,7 @@ def _row_and_column(rows: int, columns: int, b: Any) -> tuple[Value, Value]:
 
 def _lower_eye(call: Call, b: Any) -> Value:
     out = call.outputs[0]
-    row, column = _row_and_column(*out.shape, b)
+    row, column = _row_and_column(out.shape[0], out.shape[1], b)
     return values.cast(b.pointwise("({0} == {1})", [row, column], "bool", out.shape), out.dtype)
 
 

@@ -106,19 +106,17 @@ def pad_constant(x: Value, before: Sequence[int], after: Sequence[int], fill: An
     shape = tuple(low + size + high for low, size, high in zip(before, x.shape, after, strict=True))
     if x.numel == 0:
         return Value(shape, x.dtype, values.cast_expression(values.Scalar(_scalar_dtype(fill), fill), x.dtype))
-    axes: list[list[int]] = []  # [size, before, wide]; unpadded neighbours are merged
+    axes: list[list[int]] = []  # [size, before, wide]
     for size, low, wide in zip(x.shape, before, shape, strict=True):
-        if axes and size == wide and axes[-1][0] == axes[-1][2]:
-            axes[-1] = [axes[-1][0] * size, 0, axes[-1][2] * size]
-        elif axes and size == wide:
-            # Behind a padded axis an unpadded one scales it: [s, before, w] × n is [s n, before n, w n].
+        if axes and size == wide:
+            # An axis without padding scales the one around it: [size, before, wide] × n.
             axes[-1] = [amount * size for amount in axes[-1]]
         else:
             axes.append([size, low, wide])
     kind = COMPUTE[x.dtype]
     scalar = values.cast_expression(values.Scalar(_scalar_dtype(fill), fill), x.dtype)
     assert isinstance(scalar, values.Scalar)
-    number = {"f32": float, "i32": np.int32, "bool": int}[kind](scalar.value)
+    number = np.int32(scalar.value) if kind == "i32" else float(scalar.value) if kind == "f32" else int(scalar.value)
     params: dict[str, Any] = {"count": math.prod(shape), "value": number}
     for d, (size, low, wide) in enumerate(axes):
         params |= {f"size{d}": size, f"before{d}": low, f"wide{d}": wide}

@@ -1,18 +1,20 @@
 """Pointwise operators: a table of WGSL expressions. They never are kernels of their own unless nothing else can carry
 them: the builder moves them into the kernels around (see `backend.runtime.builder`).
 
-Arithmetic happens in the output's dtype as torch promotes it, comparisons in the operands' common dtype; f16 is computed
-in f32 and rounded where it is stored. Small ints live in i32 and wrap.
+Arithmetic happens in the output's dtype as torch promotes it, comparisons in the operands' common dtype; f16 is
+computed in f32 and rounded where it is stored. Small ints live in i32 and wrap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Any
 
-from backend.graph import Call, TensorSpec
+import numpy as np
+
+from backend.graph import Call
 from backend.ops import registry
-from backend.ops.registry import ALL, BOOL, FLOATS, INTS, dtypes, every
+from backend.ops.registry import ALL, BOOL, INTS, dtypes, every
 from backend.runtime import value as values
 from backend.runtime.tensor import COMPUTE
 from backend.runtime.value import Value
@@ -60,19 +62,15 @@ def _wrapped(code: str, dtype: str) -> str:
     return values.WRAP[dtype].format(code) if dtype in values.WRAP else code
 
 
-def _code(table: dict[str, str], dtype: str) -> str:
-    return _wrapped(table[COMPUTE[dtype]], dtype)
-
-
 # --- one tensor -------------------------------------------------------------------------------------------------------
 
 # Float functions: computed in f32; an integer or bool input is converted first, as in torch.
 UNARY_FLOAT = {
     "exp": "exp({0})",
     "expm1": "expm1_exact({0})",
-    "log": "log({0})",
-    "log2": "log2({0})",
-    "log10": "(log({0}) * 0.4342944819032518)",
+    "log": "log_exact({0})",
+    "log2": "(log_exact({0}) * 1.4426950408889634)",
+    "log10": "(log_exact({0}) * 0.4342944819032518)",
     "log1p": "log1p_exact({0})",
     "sqrt": "sqrt({0})",
     "rsqrt": "(1.0 / sqrt({0}))",
@@ -83,11 +81,17 @@ UNARY_FLOAT = {
     "tanh": "tanh_exact({0})",
     "sinh": "sinh_exact({0})",
     "cosh": "cosh_exact({0})",
-    "asin": "asin({0})",
-    "acos": "acos({0})",
-    "atan": "atan({0})",
-    "sigmoid": "(1.0 / (1.0 + exp(-{0})))",
+    "asin": "asin_exact({0})",
+    "acos": "acos_exact({0})",
+    "atan": "atan_exact({0})",
+    "sigmoid": "sigmoid({0})",
     "erf": "erf({0})",
+    "erfc": "erfc({0})",
+    "exp2": "exp2({0})",
+    "asinh": "asinh_exact({0})",
+    "acosh": "acosh_exact({0})",
+    "atanh": "atanh_exact({0})",
+    "special_expit": "sigmoid({0})",
 }
 # The same dtype out: f32, i32 and bool forms where torch has them.
 UNARY_SAME: dict[str, dict[str, str]] = {
@@ -99,9 +103,16 @@ UNARY_SAME: dict[str, dict[str, str]] = {
     "round": {"f32": "round({0})", "i32": "{0}"},
     "trunc": {"f32": "trunc({0})", "i32": "{0}"},
     "sign": {"f32": "select(sign({0}), 0.0, is_nan({0}))", "i32": "sign({0})", "bool": "{0}"},
-    "silu": {"f32": "({0} / (1.0 + exp(-{0})))"},
+    "sgn": {"f32": "select(sign({0}), 0.0, is_nan({0}))", "i32": "sign({0})", "bool": "{0}"},
+    "positive": {"f32": "{0}", "i32": "{0}"},
+    "frac": {"f32": "({0} - trunc({0}))"},
+    "silu": {"f32": "silu({0})"},
+    "mish": {"f32": "mish({0})"},
+    "log_sigmoid": {"f32": "(-softplus(-{0}))"},
+    "selu": {"f32": "(1.0507010 * select(1.6732632 * expm1_exact({0}), {0}, {0} > 0.0))"},
+    "relu6": {"f32": "min_nan(max_nan({0}, 0.0), 6.0)"},
     "hardsigmoid": {"f32": "(min_nan(max_nan({0} + 3.0, 0.0), 6.0) / 6.0)"},
-    "hardswish": {"f32": "({0} * min_nan(max_nan({0} + 3.0, 0.0), 6.0) / 6.0)"},
+    "hardswish": {"f32": "({0} * (min_nan(max_nan({0} + 3.0, 0.0), 6.0) / 6.0))"},
     "square": {"f32": "({0} * {0})", "i32": "({0} * {0})"},
     "bitwise_not": {"i32": "(~{0})", "bool": "(!{0})"},
 }
@@ -109,15 +120,28 @@ UNARY_BOOL = {
     "logical_not": {"f32": "({0} == 0.0)", "i32": "({0} == 0)", "bool": "(!{0})"},
     "isnan": {"f32": "is_nan({0})", "i32": "false", "bool": "false"},
     "isinf": {"f32": "is_inf({0})", "i32": "false", "bool": "false"},
+    "isfinite": {"f32": "(!(is_nan({0}) || is_inf({0})))", "i32": "true", "bool": "true"},
+    "isposinf": {"f32": "(is_inf({0}) && {0} > 0.0)", "i32": "false", "bool": "false"},
+    "isneginf": {"f32": "(is_inf({0}) && {0} < 0.0)", "i32": "false", "bool": "false"},
+    "signbit": {"f32": "((bitcast<u32>({0}) >> 31u) == 1u)", "i32": "({0} < 0)", "bool": "false"},
 }
 
 
-def _lower_unary(code_of: Callable[[str], str], compute_of: Callable[[Value, str], str]) -> registry.Lower:
+def _lower_unary(table: dict[str, str]) -> registry.Lower:
+    """Computed in the input's dtype, by the form for its compute type."""
+
+    def lower(call: Call, b: Any) -> Value:
+        out, x = call.outputs[0], call["self"]
+        code = table[COMPUTE[x.dtype]]
+        return b.pointwise(_wrapped(code, out.dtype), [x], out.dtype, out.shape)
+
+    return lower
+
+
+def _lower_float_unary(code: str) -> registry.Lower:
     def lower(call: Call, b: Any) -> Value:
         out = call.outputs[0]
-        compute = compute_of(call["self"], out.dtype)
-        x = values.cast(call["self"], compute)
-        return b.pointwise(code_of(compute), [x], out.dtype, out.shape)
+        return b.pointwise(code, [values.cast(call["self"], out.dtype)], out.dtype, out.shape)
 
     return lower
 
@@ -126,87 +150,13 @@ def _has_form(table: dict[str, str]) -> registry.Accepts:
     return dtypes([dtype for dtype in ALL if COMPUTE[dtype] in table], "self")
 
 
+_PRESERVED = ("silu", "mish", "log_sigmoid", "hardswish", "hardsigmoid")
 for _name, _expression in UNARY_FLOAT.items():
+    registry.register(f"aten.{_name}.default", accepts=dtypes(ALL, "self"), lower=_lower_float_unary(_expression))
+for _name, _table in (UNARY_SAME | UNARY_BOOL).items():
     registry.register(
-        f"aten.{_name}.default",
-        accepts=dtypes(ALL, "self"),
-        lower=_lower_unary(lambda _, code=_expression: code, lambda x, out: out),
+        f"aten.{_name}.default", accepts=_has_form(_table), lower=_lower_unary(_table), preserve=_name in _PRESERVED
     )
-for _name, _table in UNARY_SAME.items():
-    registry.register(
-        f"aten.{_name}.default",
-        accepts=_has_form(_table),
-        lower=_lower_unary(lambda dtype, table=_table: _code(table, dtype), lambda x, out: x.dtype),
-        preserve=_name in ("silu", "hardswish", "hardsigmoid"),
-    )
-for _name, _table in UNARY_BOOL.items():
-    registry.register(
-        f"aten.{_name}.default",
-        accepts=dtypes(ALL, "self"),
-        lower=_lower_unary(lambda dtype, table=_table: table[COMPUTE[dtype]], lambda x, out: x.dtype),
-    )
-
-# --- with scalar parameters -------------------------------------------------------------------------------------------
-
-# name -> (WGSL over {0} = self and the parameters, (parameter name, default)…)
-PARAMETRIC: dict[str, tuple[str, tuple[tuple[str, float], ...]]] = {
-    "leaky_relu": ("select({0} * {1}, {0}, {0} > 0.0)", (("negative_slope", 0.01),)),
-    "elu": (
-        "(select({1} * expm1_exact({0} * {3}), {0}, {0} > 0.0) * {2})",
-        (("alpha", 1.0), ("scale", 1.0), ("input_scale", 1.0)),
-    ),
-    "softplus": ("select(log1p_exact(exp({0} * {1})) / {1}, {0}, {0} * {1} > {2})", (("beta", 1.0), ("threshold", 20.0))),
-    "hardtanh": ("min_nan(max_nan({0}, {1}), {2})", (("min_val", -1.0), ("max_val", 1.0))),
-}
-
-
-def _lower_parametric(code: str, parameters: tuple[tuple[str, float], ...]) -> registry.Lower:
-    def lower(call: Call, b: Any) -> Value:
-        out = call.outputs[0]
-        scalars = [operand(float(call.get(name, default)), "float32") for name, default in parameters]
-        return b.pointwise(code, [call["self"], *scalars], out.dtype, out.shape)
-
-    return lower
-
-
-for _name, (_expression, _parameters) in PARAMETRIC.items():
-    registry.register(
-        f"aten.{_name}.default",
-        accepts=dtypes(FLOATS, "self"),
-        lower=_lower_parametric(_expression, _parameters),
-        preserve=True,
-    )
-
-
-def _accepts_gelu(call: Call) -> str | None:
-    if call.get("approximate", "none") not in ("none", "tanh"):
-        return f"gelu: unknown approximation {call['approximate']!r}"
-    return dtypes(FLOATS, "self")(call)
-
-
-def _lower_gelu(call: Call, b: Any) -> Value:
-    function = "gelu_tanh" if call.get("approximate", "none") == "tanh" else "gelu_erf"
-    return b.pointwise(f"{function}({{0}})", [call["self"]], call.outputs[0].dtype, call.outputs[0].shape)
-
-
-registry.register("aten.gelu.default", accepts=_accepts_gelu, lower=_lower_gelu, preserve=True)
-
-
-def _lower_clamp(call: Call, b: Any) -> Value:
-    out = call.outputs[0]
-    result = values.cast(call["self"], out.dtype)
-    is_float = COMPUTE[out.dtype] == "f32"
-    for name, function in (("min", "max"), ("max", "min")):
-        bound = call.get(name)
-        if bound is not None:
-            code = f"{function}_nan({{0}}, {{1}})" if is_float else f"{function}({{0}}, {{1}})"
-            result = b.pointwise(code, [result, operand(bound, out.dtype)], out.dtype, out.shape)
-    return result
-
-
-registry.register(
-    ("aten.clamp.default", "aten.clamp.Tensor"), accepts=dtypes(FLOATS + INTS), lower=_lower_clamp
-)
 
 # --- two operands -----------------------------------------------------------------------------------------------------
 
@@ -216,12 +166,18 @@ ARITHMETIC: dict[str, dict[str, str]] = {
     "maximum": {"f32": "max_nan({0}, {1})", "i32": "max({0}, {1})", "bool": "({0} || {1})"},
     "minimum": {"f32": "min_nan({0}, {1})", "i32": "min({0}, {1})", "bool": "({0} && {1})"},
     "remainder": {"f32": "remainder_f32({0}, {1})", "i32": "remainder_i32({0}, {1})"},
-    "fmod": {"f32": "({0} - {1} * trunc({0} / {1}))", "i32": "({0} % {1})"},
-    "floor_divide": {"f32": "floor({0} / {1})", "i32": "floor_div_i32({0}, {1})"},
+    "fmod": {"f32": "fmod_f32({0}, {1})", "i32": "({0} % {1})"},
+    "floor_divide": {"f32": "floor_div_f32({0}, {1})", "i32": "floor_div_i32({0}, {1})"},
     "bitwise_and": {"i32": "({0} & {1})", "bool": "({0} && {1})"},
     "bitwise_or": {"i32": "({0} | {1})", "bool": "({0} || {1})"},
     "bitwise_xor": {"i32": "({0} ^ {1})", "bool": "({0} != {1})"},
-    "atan2": {"f32": "atan2({0}, {1})"},
+    "bitwise_left_shift": {"i32": "select(0, {0} << u32({1}), {1} < 32)"},
+    "bitwise_right_shift": {"i32": "({0} >> u32(min({1}, 31)))"},
+    "atan2": {"f32": "atan2_exact({0}, {1})"},
+    "hypot": {"f32": "hypot({0}, {1})"},
+    "copysign": {"f32": "copysign({0}, {1})"},
+    "fmax": {"f32": "select(select(max({0}, {1}), {0}, is_nan({1})), {1}, is_nan({0}))", "i32": "max({0}, {1})"},
+    "fmin": {"f32": "select(select(min({0}, {1}), {0}, is_nan({1})), {1}, is_nan({0}))", "i32": "min({0}, {1})"},
 }
 COMPARISON = {
     "eq": {"f32": "({0} == {1})", "i32": "({0} == {1})", "bool": "({0} == {1})"},
@@ -234,7 +190,8 @@ COMPARISON = {
 LOGICAL = {"logical_and": "({0} && {1})", "logical_or": "({0} || {1})", "logical_xor": "({0} != {1})"}
 
 
-def _fits_int32(call: Call) -> str | None:
+def fits_int32(call: Call) -> str | None:
+    """Whole numbers among the arguments are what the GPU's integers can hold."""
     for arg in call.args.values():
         if isinstance(arg, int) and not -(2**31) <= arg < 2**31:
             return f"integer {arg} does not fit the GPU's 32 bits"
@@ -246,14 +203,14 @@ def _accepts_arithmetic(table: dict[str, str]) -> registry.Accepts:
         out = call.outputs[0]
         return None if COMPUTE[out.dtype] in table else f"no kernel for {out.dtype}"
 
-    return every(_fits_int32, accepts)
+    return every(fits_int32, accepts)
 
 
 def _lower_arithmetic(table: dict[str, str]) -> registry.Lower:
     def lower(call: Call, b: Any) -> Value:
         out = call.outputs[0]
         args = [operand(call["self"], out.dtype), operand(call["other"], out.dtype)]
-        return b.pointwise(_code(table, out.dtype), args, out.dtype, out.shape)
+        return b.pointwise(_wrapped(table[COMPUTE[out.dtype]], out.dtype), args, out.dtype, out.shape)
 
     return lower
 
@@ -261,10 +218,18 @@ def _lower_arithmetic(table: dict[str, str]) -> registry.Lower:
 def _lower_comparison(table: dict[str, str]) -> registry.Lower:
     def lower(call: Call, b: Any) -> Value:
         dtype = promoted(call["self"], call["other"])
-        args = [operand(call["self"], dtype), operand(call["other"], dtype)]
+        args = [_compared(call["self"], dtype), _compared(call["other"], dtype)]
         return b.pointwise(table[COMPUTE[dtype]], args, "bool", call.outputs[0].shape)
 
     return lower
+
+
+def _compared(item: Any, dtype: str) -> Value:
+    """A number compared with f16 elements is rounded as they are: 0.1 equals 0.1."""
+    if dtype == "float16" and not isinstance(item, Value):
+        with np.errstate(over="ignore"):
+            item = float(np.float16(item))
+    return operand(item, dtype)
 
 
 def _lower_logical(code: str) -> registry.Lower:
@@ -275,9 +240,15 @@ def _lower_logical(code: str) -> registry.Lower:
     return lower
 
 
-_DEFAULT_OVERLOAD = ("maximum", "minimum", "floor_divide", "atan2")
+_OVERLOADS = {
+    **dict.fromkeys(("maximum", "minimum", "atan2", "hypot", "fmax", "fmin"), ("default",)),
+    **dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift"), ("Tensor", "Tensor_Scalar", "Scalar_Tensor")),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), ("Tensor", "Scalar", "Scalar_Tensor")),
+    "remainder": ("Tensor", "Scalar", "Scalar_Tensor"),
+    "floor_divide": ("default", "Scalar"),
+}
 for _name, _table in ARITHMETIC.items():
-    _overloads = ("default",) if _name in _DEFAULT_OVERLOAD else ("Tensor", "Scalar")
+    _overloads = _OVERLOADS.get(_name, ("Tensor", "Scalar"))
     registry.register(
         [f"aten.{_name}.{overload}" for overload in _overloads],
         accepts=_accepts_arithmetic(_table),
@@ -285,7 +256,7 @@ for _name, _table in ARITHMETIC.items():
     )
 for _name, _table in COMPARISON.items():
     registry.register(
-        [f"aten.{_name}.Tensor", f"aten.{_name}.Scalar"], accepts=_fits_int32, lower=_lower_comparison(_table)
+        [f"aten.{_name}.Tensor", f"aten.{_name}.Scalar"], accepts=fits_int32, lower=_lower_comparison(_table)
     )
 for _name, _expression in LOGICAL.items():
     registry.register(f"aten.{_name}.default", accepts=registry.anything, lower=_lower_logical(_expression))
@@ -296,7 +267,7 @@ for _name, _expression in LOGICAL.items():
 def _accepts_add(call: Call) -> str | None:
     if call.outputs[0].dtype == "bool":
         return "no kernel for bool" if call.op.startswith("aten.sub") or call.get("alpha", 1) != 1 else None
-    return _fits_int32(call)
+    return fits_int32(call)
 
 
 def _lower_add(sign: str, reverse: bool = False) -> registry.Lower:
@@ -329,38 +300,56 @@ def _lower_div_mode(call: Call, b: Any) -> Value:
     out = call.outputs[0]
     mode = call.get("rounding_mode")
     if COMPUTE[out.dtype] == "f32":
-        code = {"floor": "floor({0} / {1})", "trunc": "trunc({0} / {1})", None: "({0} / {1})"}[mode]
+        code = {"floor": "floor_div_f32({0}, {1})", "trunc": "trunc({0} / {1})", None: "({0} / {1})"}[mode]
     else:
         code = _wrapped({"floor": "floor_div_i32({0}, {1})", "trunc": "({0} / {1})"}[mode], out.dtype)
     args = [operand(call["self"], out.dtype), operand(call["other"], out.dtype)]
     return b.pointwise(code, args, out.dtype, out.shape)
 
 
-registry.register(("aten.div.Tensor_mode", "aten.div.Scalar_mode"), accepts=_fits_int32, lower=_lower_div_mode)
+registry.register(
+    ("aten.div.Tensor_mode", "aten.div.Scalar_mode"),
+    accepts=every(fits_int32, lambda call: "no kernel for bool" if call.outputs[0].dtype == "bool" else None),
+    lower=_lower_div_mode,
+)
 
 
 def _accepts_pow(call: Call) -> str | None:
-    if call.outputs[0].dtype in FLOATS:
-        return None
-    exponent = call.get("exponent")
-    if isinstance(exponent, int) and exponent in (0, 1, 2, 3) and call.outputs[0].dtype != "bool":
-        return None
-    return f"pow: no kernel for {call.outputs[0].dtype} with this exponent"
+    return "pow: no kernel for bool" if call.outputs[0].dtype == "bool" else fits_int32(call)
+
+
+def _power(exponent: int) -> str:
+    """{0} to a small whole power by multiplication."""
+    terms, square, rest = [], "{0}", abs(exponent)
+    while rest:
+        if rest & 1:
+            terms.append(square)
+        square, rest = f"({square} * {square})", rest >> 1
+    product = f"({' * '.join(terms)})"
+    return product if exponent > 0 else f"(1.0 / {product})"
 
 
 def _lower_pow(call: Call, b: Any) -> Value:
     out = call.outputs[0]
     base, exponent = call["self"], call["exponent"]
-    powers = {0: "pow_zero", 1: "{0}", 2: "({0} * {0})", 3: "({0} * {0} * {0})"}
-    if not isinstance(exponent, Value) and exponent in powers and isinstance(base, Value):
+    is_float = COMPUTE[out.dtype] == "f32"
+    if not isinstance(exponent, Value):
         x = operand(base, out.dtype)
         if exponent == 0:
             return values.expand(operand(1, out.dtype), out.shape)
-        return b.pointwise(_wrapped(powers[int(exponent)], out.dtype), [x], out.dtype, out.shape)
-    if exponent == 0.5 and not isinstance(exponent, Value):
-        return b.pointwise("sqrt({0})", [operand(base, out.dtype)], out.dtype, out.shape)
+        if exponent == 1:
+            return x
+        if math.isfinite(exponent) and exponent == int(exponent):
+            if abs(exponent) <= 4 and (is_float or exponent > 0):
+                return b.pointwise(_wrapped(_power(int(exponent)), out.dtype), [x], out.dtype, out.shape)
+        elif is_float and abs(exponent) == 0.5:
+            # The square root of -inf is NaN, its power 0.5 is inf.
+            root = "sqrt(select({0}, inf(), is_inf({0})))"
+            code = root if exponent > 0 else f"(1.0 / {root})"
+            return b.pointwise(code, [x], out.dtype, out.shape)
     args = [operand(base, out.dtype), operand(exponent, out.dtype)]
-    return b.pointwise("pow_exact({0}, {1})", args, out.dtype, out.shape)
+    code = "pow_exact({0}, {1})" if is_float else _wrapped("pow_i32({0}, {1})", out.dtype)
+    return b.pointwise(code, args, out.dtype, out.shape)
 
 
 registry.register(
@@ -377,7 +366,7 @@ def _lower_where(call: Call, b: Any) -> Value:
 
 registry.register(
     ("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar"),
-    accepts=every(dtypes(BOOL + ("uint8",), "condition"), _fits_int32),
+    accepts=every(dtypes((*BOOL, "uint8"), "condition"), fits_int32),
     lower=_lower_where,
 )
 
@@ -390,23 +379,6 @@ def _lower_masked_fill(call: Call, b: Any) -> Value:
 
 registry.register(
     ("aten.masked_fill.Scalar", "aten.masked_fill.Tensor"),
-    accepts=every(dtypes(BOOL, "mask"), _fits_int32),
+    accepts=every(dtypes(BOOL, "mask"), fits_int32),
     lower=_lower_masked_fill,
 )
-
-
-def _accepts_prelu(call: Call) -> str | None:
-    weight: TensorSpec = call["weight"]
-    if weight.rank > 1:
-        return "prelu: the weight is one number or one a channel"
-    return dtypes(FLOATS)(call)
-
-
-def _lower_prelu(call: Call, b: Any) -> Value:
-    x, weight = call["self"], call["weight"]
-    if x.rank >= 2:
-        weight = b.reshape(weight, (1, -1 if weight.rank == 0 else weight.numel, *(1,) * (x.rank - 2))) if weight.rank else weight
-    return b.pointwise("select({0} * {1}, {0}, {0} > 0.0)", [x, weight], x.dtype, x.shape)
-
-
-registry.register(("aten.prelu.default", "aten._prelu_kernel.default"), accepts=_accepts_prelu, lower=_lower_prelu, preserve=True)

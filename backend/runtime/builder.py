@@ -362,6 +362,8 @@ class Builder:
         grows = arg.numel != math.prod(shape)
         if grows and (arg.pending or values.cost(arg.root) > 1):
             return self._realized(arg)
+        if arg.pending and arg.shape != shape:  # more dims of size 1: a pending kernel moves by reshape only
+            return values.reshape(arg, shape) or self._realized(arg)
         return arg
 
     def _binding_count(self, value: Value) -> int:

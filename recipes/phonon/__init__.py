@@ -54,22 +54,24 @@ QUANTIZATION = {
 
 
 def tolerances(dtype: str, mode: str) -> dict[str, Tolerance]:
-    """The bound of every kind of output. `samples` are those of `decode` alone, `utterance` those of a whole run."""
-    if mode != FULL_PRECISION:
-        why = "quantized weights against full precision: bounds a broken kernel, not the quality of the mode"
-        steps = {name: Tolerance(0, 0.5, why) for name in ("latent", "eos_logit")}
-        return {**steps, "samples": Tolerance(0, 1e-4 if dtype == "fp32" else 2e-2, "the codec is not quantized")}
+    """The bound of every kind of output. `samples` are those of `decode` alone, `utterance` those of a whole run.
+
+    Quantized weights are the same on both sides of the check; an utterance is checked in full precision only,
+    where its frames can be expected to stay together.
+    """
+    exact = (1e-4, "float32 in another order of sums than eager's float64")
     if dtype == "fp16":
-        why = "half precision keeps 11 bits (5e-4), through some 30 layers"
-        return {name: Tolerance(0, 2e-2, why) for name in ("latent", "eos_logit", "samples")}
-    one = "float32 in another order of sums than eager's float64"
-    return {
-        **{name: Tolerance(0, 1e-4, one) for name in ("latent", "eos_logit", "samples")},
-        "frames": Tolerance(0, 0, "the end of speech is a threshold: it must fall on the same frame"),
-        "utterance": Tolerance(
+        exact = (2e-2, "half precision keeps 11 bits (5e-4), through some 30 layers")
+    step = exact
+    if "da" in mode:
+        step = (6e-2, "activations of 8 bits (0.4%) at every linear; 2% was measured with XNNPACK")
+    bounds = {"latent": Tolerance(0, *step), "eos_logit": Tolerance(0, *step), "samples": Tolerance(0, *exact)}
+    if dtype == "fp32" and mode == FULL_PRECISION:
+        bounds["frames"] = Tolerance(0, 0, "the end of speech is a threshold: it must fall on the same frame")
+        bounds["utterance"] = Tolerance(
             0, 1e-3, "each frame feeds on the rounding of all frames before it: ten times the bound of one call"
-        ),
-    }
+        )
+    return bounds
 
 
 def build(request: ExportRequest) -> Bundle:

@@ -46,6 +46,8 @@ def golden_bundle(request: ExportRequest) -> Bundle:
         checkpoint.model.double()
         checkpoint.codec.double()
         return make_bundle(checkpoint)
+    from torchao.utils import TorchAOBaseTensor
+
     from recipes.phonon import RECIPE
     from zoo import quantize
 
@@ -54,10 +56,8 @@ def golden_bundle(request: ExportRequest) -> Bundle:
     quantize.apply(bundle.methods, request.qlinear, declared)  # in float32: torchao takes no float64
     for method in bundle.methods.values():
         for module in method.module.modules():
-            if isinstance(module, torch.nn.Linear) and hasattr(module.weight, "dequantize"):
-                weight = module.weight
-                plain = weight.dequantize() if type(weight.data) is not torch.Tensor else weight.data
-                module.weight = torch.nn.Parameter(plain, requires_grad=False)
+            if isinstance(module, torch.nn.Linear) and isinstance(module.weight, TorchAOBaseTensor):
+                module.weight = torch.nn.Parameter(module.weight.dequantize(), requires_grad=False)
         method.module.double()
     return bundle
 

@@ -59,7 +59,7 @@ class Speaker:
         self._dtype = dtype
         self._text = TextFrontend(assets, self.metadata)
         length = int(self.metadata["processor"]["fade_in_duration"] * self.sample_rate)
-        self._fade = fade_in(length).astype(dtype)
+        self._fade = np.linspace(0, 1, length, dtype=np.float32).astype(dtype)
 
     def stream(
         self, text: str, voice: str | None = None, seed: int = 0, temperature: float | None = None
@@ -137,14 +137,3 @@ class Speaker:
         """Fades the start of an utterance in place: a fresh decoder state starts with a small step, a click."""
         fade = self._fade[frame * len(samples) :][: len(samples)]
         samples[: len(fade)] *= fade
-
-
-def fade_in(length: int) -> np.ndarray:
-    """`torch.linspace(0, 1, length)` in float32, to the bit: its second half counts down from the end."""
-    if length < 2:
-        return np.zeros(length, dtype=np.float32)
-    step = np.float32(1) / np.float32(length - 1)
-    index = np.arange(length, dtype=np.float32)
-    rising = index * step
-    falling = np.float32(1) - (np.float32(length - 1) - index) * step
-    return np.where(np.arange(length) < length // 2, rising, falling)

@@ -1,0 +1,152 @@
+"""scaled_dot_product_attention, whole: no buffer of scores, no repeated keys, no copies of permuted operands.
+
+Many queries go through `attention` (tiles with running softmax), up to 8 through `attention_few`, which is parallel over
+keys and skips those that a bool mask or causality hides; caches longer than a span are put together by `attention_merge`.
+A query that sees no key gives 0, as in torch. A hidden key of a value NaN is out of sight here, where torch's
+0 × NaN may bring it back.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from backend.graph import Call, TensorSpec
+from backend.ops.matmul import Operand, in_memory
+from backend.ops.registry import BOOL, FLOATS, register
+from backend.runtime import value as values
+from backend.runtime.builder import Builder, Vector
+from backend.runtime.tensor import Tensor
+from backend.runtime.value import Value
+
+MAX_RANK = 4
+FEW_QUERIES = 8
+SPAN = 256  # keys a workgroup of attention_few looks at
+BLOCK = 32  # columns of v a workgroup of attention keeps per block, at most 4 blocks
+
+
+def _accepts(call: Call) -> str | None:
+    query, key, value, mask = (call.get(name) for name in ("query", "key", "value", "attn_mask"))
+    if call.get("dropout_p", 0.0) != 0.0:
+        return "attention: dropout is for training"
+    scale = call.get("scale")
+    if scale is not None and not isinstance(scale, (int, float)):
+        return "attention: the scale is not a number"
+    specs: list[TensorSpec] = [query, key, value]
+    for spec in specs:
+        if spec.dtype not in FLOATS or spec.dtype != query.dtype:
+            return f"attention: no kernel for {spec.dtype}"
+        if not 2 <= spec.rank <= MAX_RANK:
+            return f"attention: rank {spec.rank}, kernels take 2 to {MAX_RANK}"
+    if query.shape[-1] == 0:
+        return "attention: head dim 0"
+    for spec in (key, value) if call.get("enable_gqa") else ():
+        heads = [s.shape[-3] if s.rank >= 3 else 1 for s in (query, spec)]
+        if not all(isinstance(count, int) for count in heads):
+            return "attention: grouped heads of unknown number"
+        if heads[1] == 0 or heads[0] % heads[1]:
+            return f"attention: {heads[0]} query heads over {heads[1]}"
+    if mask is not None:
+        if mask.dtype not in FLOATS + BOOL:
+            return f"attention: no kernel for a mask of {mask.dtype}"
+        if not 2 <= mask.rank <= call.outputs[0].rank:
+            return f"attention: a mask of rank {mask.rank}"
+        if call.get("is_causal"):
+            return "attention: a mask besides is_causal"
+    return None
+
+
+def _lower(call: Call, b: Builder) -> Value:
+    out = call.outputs[0]
+    query, key, value = call["query"], call["key"], call["value"]
+    queries, depth = query.shape[-2:]
+    keys, width = key.shape[-2], out.shape[-1]
+    if math.prod(out.shape) == 0 or keys == 0:
+        return values.scalar(0.0, out.dtype, out.shape)
+    batch, heads = ((1, 1) + tuple(out.shape[:-2]))[-2:]
+    scale = call.get("scale")
+    params: dict[str, Any] = {
+        "heads": heads, "queries": queries, "keys": keys, "depth": depth, "values": width,
+        "scale": float(1.0 / math.sqrt(depth) if scale is None else scale),
+    }  # fmt: skip
+    q, k, v = (in_memory(x, b) for x in (query, key, value))
+    sides = {"q": _side(q, -2, -1), "k": _side(k, -2, -1), "v": _side(v, -1, -2)}
+    for name, side in sides.items():
+        own = ((1,) + side.tensor.shape)[-3] if side.tensor.rank >= 3 else 1
+        params |= {f"{name}_start": side.tensor.offset, f"{name}_batch": side.batch[0], f"{name}_head": side.batch[1]}
+        params |= {f"{name}_outer": side.outer, f"{name}_k": side.depth}
+        if name != "q":
+            params[f"{name}_repeat"] = max(1, heads // own)
+    constants: dict[str, Any] = {"causal": bool(call.get("is_causal")), "mask": ""}
+    reads: dict[str, Tensor | Vector] = {}
+    if call.get("attn_mask") is not None:
+        mask = in_memory(call["attn_mask"], b)
+        steps = (0, 0, 0, 0) + tuple(0 if n == 1 else s for n, s in zip(mask.shape, mask.strides, strict=True))
+        names = ("mask_batch", "mask_head", "mask_query", "mask_key")
+        params |= {"mask_start": mask.offset, **dict(zip(names, steps[-4:], strict=True))}
+        constants["mask"] = "bool" if mask.dtype == "bool" else "float"
+        reads["mask"] = mask
+    vec = {
+        "q": sides["q"].vector_axis(queries, depth),
+        "k": sides["k"].vector_axis(keys, depth),
+        "v": sides["v"].vector_axis(width, keys),
+    }
+    launch = _launch_few if queries <= FEW_QUERIES else _launch_many
+    return launch(out, batch * heads, sides, vec, reads, params, constants, b)
+
+
+def _side(tensor: Tensor, outer: int, depth: int) -> Operand:
+    """(batch, head) strides, 0 where the operand has one for all; the position and element axes as a product has them."""
+    steps = [0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)]
+    batch = ((0, 0) + tuple(steps[:-2]))[-2:]
+    return Operand(tensor, batch, tensor.strides[outer], tensor.strides[depth])
+
+
+def _launch_many(
+    out: TensorSpec, pairs: int, sides: dict[str, Operand], vec: dict[str, str], reads: dict[str, Tensor | Vector],
+    params: dict[str, Any], constants: dict[str, Any], b: Builder,
+) -> Value:  # fmt: skip
+    blocks = -(-params["values"] // BLOCK)
+    chunks = -(-blocks // 4)
+    q_tiles = -(-params["queries"] // 32)
+    params |= {"chunks": chunks, "q_tiles": q_tiles}
+    constants |= {f"{name}_vec": axis for name, axis in vec.items()} | {"BLOCKS": -(-blocks // chunks)}
+    constants["v_fast"] = vec["v"] or ("outer" if sides["v"].outer == 1 else "k")
+    reads |= {name: side.read(bool(vec[name])) for name, side in sides.items()}
+    groups = pairs * q_tiles * chunks
+    return b.launch(
+        "attention", shape=out.shape, dtype=out.dtype, reads=reads, groups=groups, params=params, constants=constants
+    )
+
+
+def _launch_few(
+    out: TensorSpec, pairs: int, sides: dict[str, Operand], vec: dict[str, str], reads: dict[str, Tensor | Vector],
+    params: dict[str, Any], constants: dict[str, Any], b: Builder,
+) -> Value:  # fmt: skip
+    rows, width = pairs * params["queries"], params["values"]
+    spans = -(-params["keys"] // SPAN)
+    lanes = next(n for n in (4, 8, 16, 32, 64) if 4 * n >= width or n == 64)
+    chunks = -(-width // (4 * lanes))
+    params |= {"spans": spans, "chunks": chunks}
+    wide = vec["q"] == "k" and vec["k"] == "k"
+    constants |= {"width": 4 if wide else 1, "v_vec": vec["v"] == "outer", "LANES": lanes, "ONE": spans == 1}
+    reads |= {"q": sides["q"].read(wide), "k": sides["k"].read(wide), "v": sides["v"].read(vec["v"] == "outer")}
+    groups = rows * chunks * spans
+    if spans == 1:
+        return b.launch(
+            "attention_few", shape=out.shape, dtype=out.dtype, reads=reads, groups=groups, params=params,
+            constants=constants,
+        )  # fmt: skip
+    sums, stats = b.temp((rows, spans, width), "float32"), b.temp((rows, spans, 2), "float32")
+    b.launch_into(
+        "attention_few", targets={"sums": sums, "stats": stats}, reads=reads, groups=groups, params=params,
+        constants=constants,
+    )  # fmt: skip
+    count = rows * width
+    return b.launch(
+        "attention_merge", shape=out.shape, dtype=out.dtype, reads={"sums": sums, "stats": stats},
+        groups=-(-count // 64), params={"count": count, "values": width, "spans": spans},
+    )  # fmt: skip
+
+
+register("aten.scaled_dot_product_attention.default", accepts=_accepts, lower=_lower, preserve=True)

@@ -1,0 +1,261 @@
+"""Convolutions: conv1d, conv2d, their transposed forms, and aten.convolution, all as one 2-d family.
+
+The kernel is chosen by structure and size. A kernel of one tap is a matrix product; many channels go through tiles
+(`conv_tile`, or, for a handful of positions, patches and a matrix product); few channels, depthwise and grouped ones are
+summed directly. A transposed convolution is a matrix product whose results are gathered, or a direct gather. Bias is
+pointwise work that the builder moves into the kernel's store.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from backend.graph import Call, TensorSpec
+from backend.ops.matmul import product
+from backend.ops.registry import FLOATS, register
+from backend.runtime import value as values
+from backend.runtime.builder import Builder, Vector
+from backend.runtime.tensor import Tensor
+from backend.runtime.value import Value
+
+WORKGROUP = 64
+FEW_POSITIONS = 8  # up to so many results a channel, the product is one of a matrix and few vectors
+FEW_CHANNELS = 8  # below so many output channels a group, a tile would be mostly empty
+FEW_TILES = 24  # below so many 64 x 64 tiles, smaller ones keep more of the GPU busy
+SHALLOW = 8  # below so many products a result, staging does not pay
+LARGE = 2**26  # bytes above which products of a transposed convolution are not kept, but gathered from the inputs
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution's sizes with height first; a 1-d one has height 1. Channels are a group's own."""
+
+    batch: int
+    sets: int
+    in_c: int
+    out_c: int
+    size: tuple[int, int]
+    out: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def positions(self) -> int:
+        return math.prod(self.out)
+
+    @property
+    def depth(self) -> int:
+        return self.in_c * math.prod(self.kernel)
+
+    @property
+    def is_pointwise(self) -> bool:
+        return self.kernel == (1, 1) and self.padding == (0, 0) and self.sets == 1
+
+    def params(self, x: Tensor) -> dict[str, Any]:
+        pairs = {
+            "in": self.size,
+            "out": self.out,
+            "kernel": self.kernel,
+            "stride": self.stride,
+            "pad": self.padding,
+            "dil": self.dilation,
+        }
+        sizes = {f"{name}_{axis}": pair[d] for name, pair in pairs.items() for d, axis in enumerate("hw")}
+        steps = {f"x_{axis}": stride & 0xFFFFFFFF for axis, stride in zip("nchw", x.strides, strict=True)}
+        counts = {"in_c": self.in_c, "out_c": self.out_c, "sets": self.sets, "positions": self.positions}
+        return sizes | steps | counts | {"x_start": x.offset}
+
+
+def _pair(item: Any, dims: int, lead: int) -> tuple[int, int]:
+    """A schema's number or list of `dims` numbers, or of one for all, as (height, width)."""
+    numbers = [item] if isinstance(item, int) else list(item)
+    numbers = numbers * dims if len(numbers) == 1 else numbers
+    return (lead, numbers[0]) if dims == 1 else (numbers[0], numbers[1])
+
+
+def _padding(call: Call, kernel: tuple[int, int], dilation: tuple[int, int], dims: int) -> tuple[int, int]:
+    """What is in front of the input; the output's size says what is behind it ("same" may put one more there)."""
+    padding = call.get("padding", 0)
+    if isinstance(padding, str):
+        total = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+        return (0, 0) if padding == "valid" else (total[0] // 2, total[1] // 2)
+    return _pair(padding, dims, 0)
+
+
+def _lower(call: Call, b: Builder) -> Value:
+    out = call.outputs[0]
+    x, weight = call["input"], call["weight"]
+    dims = weight.rank - 2
+    transposed = call.get("transposed", False) or "transpose" in call.op
+    sets = call.get("groups", 1)
+    size = x.shape[-dims:]
+    kernel = _pair(weight.shape[2:], dims, 1)
+    stride, dilation = _pair(call.get("stride", 1), dims, 1), _pair(call.get("dilation", 1), dims, 1)
+    batch = x.shape[0] if x.rank == weight.rank else 1
+    channels = x.shape[-dims - 1]
+    out_channels = out.shape[-dims - 1]
+    g = Geometry(
+        batch,
+        sets,
+        channels // sets,
+        out_channels // sets,
+        _pair(size, dims, 1),
+        _pair(out.shape[-dims:], dims, 1),
+        kernel,
+        stride,
+        _padding(call, kernel, dilation, dims),
+        dilation,
+    )
+    whole = (batch, out_channels, *g.out)
+    if math.prod(whole) == 0 or x.numel == 0 or weight.numel == 0:
+        result = values.scalar(0, out.dtype, whole)
+    else:
+        x = b.reshape(x, (batch, channels, *g.size))
+        weight = b.reshape(weight, (*weight.shape[:2], *kernel))
+        result = (_transposed if transposed else _forward)(x, weight, g, whole, out.dtype, b)
+    bias = call.get("bias")
+    if bias is not None:
+        bias = b.reshape(bias, (out_channels, 1, 1))
+        result = b.pointwise("({0} + {1})", [result, bias], out.dtype, whole)
+    return b.reshape(result, out.shape)
+
+
+def _forward(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype: str, b: Builder) -> Value:
+    if g.is_pointwise:
+        if g.stride != (1, 1):
+            x = b.movable(x)
+            for axis in (0, 1):
+                x = values.slice_(x, 2 + axis, 0, g.out[axis], g.stride[axis])
+        x = b.reshape(x, (g.batch, g.in_c, g.positions))
+        return b.reshape(product(b.reshape(weight, (g.out_c, g.in_c)), x, dtype, b), whole)
+    source = b.tensor(x)
+    if g.out_c < FEW_CHANNELS or g.depth < SHALLOW:
+        return _direct(source, weight, g, whole, dtype, b)
+    if g.batch == 1 and g.sets == 1 and g.positions <= FEW_POSITIONS:
+        count = g.positions * g.depth
+        params = g.params(source) | {"count": count, "depth": g.depth}
+        patches = b.launch(
+            "conv_unfold",
+            shape=(g.positions, g.depth),
+            dtype=source.dtype,
+            reads={"x": source},
+            groups=-(-count // WORKGROUP),
+            params=params,
+        )
+        columns = values.permute(b.movable(patches), (1, 0))
+        return b.reshape(product(b.reshape(weight, (g.out_c, g.depth)), columns, dtype, b), whole)
+    return _tiled(source, weight, g, whole, dtype, b)
+
+
+def _direct(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype: str, b: Builder) -> Value:
+    kernels = b.contiguous(weight)
+    block = 4 if g.out_c > 1 else 1
+    blocks = -(-g.out_c // block)
+    count = g.batch * g.sets * blocks * g.positions
+    return b.launch(
+        "conv_direct",
+        shape=whole,
+        dtype=dtype,
+        reads={"x": x, "weight": kernels},
+        groups=-(-count // WORKGROUP),
+        params=g.params(x) | {"w_start": kernels.offset, "blocks": blocks, "count": count},
+        constants={"BLOCK": block},
+    )
+
+
+def _tiled(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype: str, b: Builder) -> Value:
+    # With the taps outermost, four products in a row are of one tap: one test of bounds for all.
+    taps_first = g.in_c % 4 == 0 and g.kernel != (1, 1)
+    kernels = b.contiguous(values.permute(b.movable(weight), (0, 2, 3, 1)) if taps_first else weight)
+    vector = g.depth % 4 == 0 and kernels.offset % 4 == 0
+    count = g.batch * g.positions
+    big_tiles = g.sets * -(-g.out_c // 64) * -(-count // 64)
+    block = 8 if big_tiles >= FEW_TILES and g.out_c > 32 else 4
+    tiles_m, tiles_n = -(-g.out_c // (8 * block)), -(-count // (8 * block))
+    params = g.params(x) | {"a_start": kernels.offset, "weight_outer": g.depth, "weight_k": 1, "depth": g.depth}
+    return b.launch(
+        "conv_tile",
+        shape=whole,
+        dtype=dtype,
+        reads={"weight": Vector(kernels) if vector else kernels, "x": x},
+        groups=g.sets * tiles_m * tiles_n,
+        params=params | {"count": count, "tiles_m": tiles_m, "tiles_n": tiles_n},
+        constants={
+            "T": block,
+            "a_vec": "k" if vector else "",
+            "TAPS_FIRST": taps_first,
+            "flat": g.size[0] == g.out[0] == g.kernel[0] == 1 and g.padding[0] == 0,
+        },
+    )
+
+
+def _transposed(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype: str, b: Builder) -> Value:
+    source = b.tensor(x)
+    taps = math.prod(g.kernel)
+    products = (g.batch, g.out_c * taps, math.prod(g.size))
+    channels = g.sets > 1 or g.in_c < FEW_CHANNELS or 4 * math.prod(products) > LARGE
+    kernels = b.contiguous(weight)
+    params = g.params(source)
+    if channels:
+        reads = {"x": source, "weight": kernels}
+    else:
+        by_tap = values.permute(b.reshape(values.of_tensor(kernels), (g.in_c, g.out_c * taps)), (1, 0))
+        planes = b.reshape(values.of_tensor(source), (g.batch, g.in_c, products[2]))
+        sums = b.contiguous(product(by_tap, planes, "float32", b))
+        reads = {"x": sums}
+        params |= {"x_start": sums.offset}
+    steps = [stride // math.gcd(stride, dilation) for stride, dilation in zip(g.stride, g.dilation, strict=True)]
+    count = math.prod(whole)
+    return b.launch(
+        "conv_transpose",
+        shape=whole,
+        dtype=dtype,
+        reads=reads,
+        groups=-(-count // WORKGROUP),
+        params=params | {"w_start": kernels.offset, "step_h": steps[0], "step_w": steps[1], "count": count},
+        constants={"channels": channels},
+    )
+
+
+# --- declarations -----------------------------------------------------------------------------------------------------
+
+
+def _accepts(call: Call) -> str | None:
+    x, weight = call["input"], call["weight"]
+    found = {spec.dtype for spec in call.tensors()} | {call.outputs[0].dtype}
+    wrong = sorted(found - set(FLOATS))
+    if wrong:
+        return f"no kernel for {wrong[0]}"
+    if len(found) > 1:
+        return f"operands of different dtypes: {', '.join(sorted(found))}"
+    if weight.rank not in (3, 4):
+        return f"no kernel for {weight.rank - 2}-d convolution"
+    if x.rank not in (weight.rank, weight.rank - 1):
+        return f"input of rank {x.rank} for a kernel of rank {weight.rank}"
+    bias = call.get("bias")
+    if isinstance(bias, TensorSpec) and bias.rank != 1:
+        return f"bias of rank {bias.rank}"
+    padding = call.get("padding", 0)
+    if isinstance(padding, str) and padding not in ("valid", "same"):
+        return f"unknown padding {padding!r}"
+    return None
+
+
+register(
+    (
+        "aten.conv1d.default",
+        "aten.conv2d.default",
+        "aten.conv_transpose1d.default",
+        "aten.conv_transpose2d.input",
+        "aten.conv1d.padding",
+        "aten.conv2d.padding",
+    ),
+    accepts=_accepts,
+    lower=_lower,
+    preserve=True,
+)
+register("aten.convolution.default", accepts=_accepts, lower=_lower)

@@ -1,0 +1,252 @@
+"""Matrix products: linear, mm, addmm, bmm, baddbmm, mv, dot, matmul.
+
+All are one product [batch…, M, K] × [batch…, K, N] over strides: transposed, sliced and broadcast operands are read where
+they lie. The kernel is chosen by shape: `matmul_small` (one invocation a result), `gemv` (at most 8 rows, or columns), or
+`gemm` (tiles). Bias, alpha and beta are pointwise work that the builder moves into the product's store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backend.graph import Call, TensorSpec
+from backend.ops.pointwise import operand
+from backend.ops.registry import FLOATS, INTS, register
+from backend.runtime import value as values
+from backend.runtime.builder import Builder, Vector
+from backend.runtime.tensor import COMPUTE, Tensor, merge_dims, reshape_strides
+from backend.runtime.value import Iota, Load, Value
+
+GEMV_ROWS = 8
+FEW_TILES = 24  # below so many 64 × 64 tiles, smaller ones keep more of the GPU busy
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One side of a product in memory, as strides: over the merged batch dims, its own axis (M or N), and K."""
+
+    tensor: Tensor
+    batch: tuple[int, ...]
+    outer: int
+    depth: int
+
+    def vector_axis(self, outer_size: int, depth: int) -> str:
+        """The axis along which whole vec4s can be read: "k", "outer", or "" for none."""
+        rest = [*self.batch, self.tensor.offset]
+        if self.depth == 1 and depth % 4 == 0 and all(x % 4 == 0 for x in (*rest, 0 if outer_size == 1 else self.outer)):
+            return "k"
+        if self.outer == 1 and outer_size % 4 == 0 and all(x % 4 == 0 for x in (*rest, 0 if depth == 1 else self.depth)):
+            return "outer"
+        return ""
+
+    def read(self, vectorized: bool) -> Tensor | Vector:
+        return Vector(self.tensor) if vectorized else self.tensor
+
+    def params(self, name: str) -> dict[str, int]:
+        batch = {f"{name}_batch_{d}": stride for d, stride in enumerate(self.batch)}
+        return {f"{name}_start": self.tensor.offset, f"{name}_outer": self.outer, f"{name}_k": self.depth, **batch}
+
+
+def in_memory(value: Value, b: Builder) -> Tensor:
+    """The value in memory with whatever strides it has; what only repeats along an axis is computed once."""
+    value = b.movable(value)
+    if value.tensor is not None or value.numel == 0:
+        return b.tensor(value)
+    walked = [leaf for leaf in values.leaves(value.root) if isinstance(leaf, (Load, Iota))]
+    strides = [leaf.tensor.strides if isinstance(leaf, Load) else leaf.strides for leaf in walked]
+    own = value
+    for axis in range(value.rank):
+        if all(step[axis] == 0 for step in strides):
+            own = values.slice_(own, axis, 0, 1)
+    tensor = values.expand(values.of_tensor(b.tensor(own)), value.shape).tensor
+    assert tensor is not None
+    return tensor
+
+
+def product(left: Value, right: Value, dtype: str, b: Builder) -> Value:
+    """[batch…, M, K] × [batch…, K, N], the batch dims broadcast; a value of `dtype`, not dispatched yet."""
+    rows, depth, cols = left.shape[-2], left.shape[-1], right.shape[-1]
+    batch = broadcast(left.shape[:-2], right.shape[:-2])
+    shape = (*batch, rows, cols)
+    if math.prod(shape) == 0 or depth == 0:
+        return values.scalar(0, dtype, shape)
+    first, second = in_memory(left, b), in_memory(right, b)
+    if math.prod(second.shape[:-2]) == 1 and math.prod(batch) > 1:
+        folded = reshape_strides(first.shape[:-1], first.strides[:-1], (math.prod(first.shape[:-1]),))
+        if folded is not None:
+            first = first.with_view((math.prod(first.shape[:-1]), depth), (folded[0], first.strides[-1]), first.offset)
+            second = second.with_view(second.shape[-2:], second.strides[-2:], second.offset)
+    result = _launch(first, second, shape, dtype, b)
+    return result if result.dtype == dtype else values.cast(result, dtype)
+
+
+def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    """torch's broadcast of two shapes that are known to be compatible."""
+    rank = max(len(first), len(second))
+    a = (1,) * (rank - len(first)) + tuple(first)
+    b = (1,) * (rank - len(second)) + tuple(second)
+    return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
+
+
+def _launch(first: Tensor, second: Tensor, shape: Sequence[int], dtype: str, b: Builder) -> Value:
+    rows, depth = first.shape[-2:]
+    cols = second.shape[-1]
+    batch_shape = broadcast(first.shape[:-2], second.shape[:-2])
+    a_batch, b_batch = (_batch_strides(tensor, batch_shape) for tensor in (first, second))
+    runs = merge_dims(batch_shape, [a_batch, b_batch])
+    batch = math.prod(batch_shape)
+    a = Operand(first, tuple(steps[0] for _, steps in runs), first.strides[-2], first.strides[-1])
+    w = Operand(second, tuple(steps[1] for _, steps in runs), second.strides[-1], second.strides[-2])
+    integer = COMPUTE[dtype] == "i32"
+    # Small ints wrap after the sum; the kernel itself computes in i32.
+    kernel_dtype = dtype if not integer or dtype == "int64" else "int32"
+    constants: dict[str, Any] = {"scalar": "i32" if integer else "f32", "batch_dims": len(runs)}
+    params = {f"batch_{d}": size for d, (size, _) in enumerate(runs)}
+    out_strides = (cols, 1)
+    few = min(rows, cols) <= GEMV_ROWS
+    if depth <= 8 or (rows <= 16 and cols <= 16 and depth <= 64 and batch >= 32):
+        count = batch * rows * cols
+        params |= {"count": count, "rows": rows, "cols": cols, "depth": depth, **a.params("a"), **w.params("b")}
+        return b.launch(
+            "matmul_small", shape=shape, dtype=kernel_dtype, reads={"a": first, "b": second}, groups=-(-count // 64),
+            params=params, constants=constants,
+        )  # fmt: skip
+    if few:
+        if rows > cols:  # the transposed product, stored transposed
+            a, w, rows, cols, out_strides = w, a, cols, rows, (1, cols)
+        return _launch_gemv(a, w, (batch, rows, cols, depth), out_strides, shape, kernel_dtype, params, constants, b)
+    big_tiles = batch * -(-rows // 64) * -(-cols // 64)
+    block = 8 if big_tiles >= FEW_TILES else 4
+    tiles_m, tiles_n = -(-rows // (8 * block)), -(-cols // (8 * block))
+    a_vec, b_vec = a.vector_axis(rows, depth), w.vector_axis(cols, depth)
+    params |= {"rows": rows, "cols": cols, "depth": depth, "tiles_m": tiles_m, "tiles_n": tiles_n}
+    constants |= {"T": block, "a_vec": a_vec, "b_vec": b_vec, "a_fast": _fast(a, a_vec), "b_fast": _fast(w, b_vec)}
+    return b.launch(
+        "gemm", shape=shape, dtype=kernel_dtype, reads={"a": a.read(bool(a_vec)), "b": w.read(bool(b_vec))},
+        groups=batch * tiles_m * tiles_n, params=params | a.params("a") | w.params("b"), constants=constants,
+    )  # fmt: skip
+
+
+def _launch_gemv(
+    a: Operand, w: Operand, sizes: tuple[int, int, int, int], out_strides: tuple[int, int], shape: Sequence[int],
+    dtype: str, params: dict[str, Any], constants: dict[str, Any], b: Builder,
+) -> Value:  # fmt: skip
+    batch, rows, cols, depth = sizes
+    vec = w.vector_axis(cols, depth)
+    axis = "k" if w.depth == 1 and (w.outer != 1 or depth >= 64) else "n"
+    width = 4 if vec == ("k" if axis == "k" else "outer") else 1
+    a_vec = axis == "k" and width == 4 and a.vector_axis(rows, depth) == "k"
+    lanes = 16 if cols > 32 else 4
+    span = 4 if axis == "k" else 4 * lanes
+    tiles_n = -(-cols // span)
+    bucket = next(size for size in (1, 2, 4, 8) if size >= rows)
+    constants |= {"axis": axis, "width": width, "a_vec": a_vec, "ROWS": bucket, "LANES": lanes}
+    params |= {"rows": rows, "cols": cols, "depth": depth, "tiles_n": tiles_n}
+    params |= {"out_m": out_strides[0], "out_n": out_strides[1], **a.params("a"), **w.params("b")}
+    return b.launch(
+        "gemv", shape=shape, dtype=dtype, reads={"a": a.read(a_vec), "b": w.read(width == 4)},
+        groups=batch * tiles_n, params=params, constants=constants,
+    )  # fmt: skip
+
+
+def _batch_strides(tensor: Tensor, batch_shape: Sequence[int]) -> tuple[int, ...]:
+    own = tensor.shape[:-2]
+    steps = (0 if size == 1 else stride for size, stride in zip(own, tensor.strides[:-2], strict=True))
+    return (0,) * (len(batch_shape) - len(own)) + tuple(steps)
+
+
+def _fast(side: Operand, vec: str) -> str:
+    """The axis that neighbouring invocations follow when they read."""
+    return vec or ("outer" if side.outer == 1 else "k")
+
+
+# --- declarations -----------------------------------------------------------------------------------------------------
+
+
+def _accepts(call: Call) -> str | None:
+    """Floats or ints, all of one dtype, as torch wants them."""
+    specs: list[TensorSpec] = list(call.tensors())
+    found = {spec.dtype for spec in specs}
+    wrong = sorted(found - set(FLOATS + INTS))
+    if wrong:
+        return f"no kernel for {wrong[0]}"
+    if len(found | {call.outputs[0].dtype}) > 1:
+        return f"operands of different dtypes: {', '.join(sorted(found | {call.outputs[0].dtype}))}"
+    scalars = [call.args[name] for name in ("alpha", "beta") if name in call.args]
+    if any(not isinstance(item, (int, float)) for item in scalars):
+        return "alpha or beta is not a number"
+    if call.outputs[0].dtype in INTS and any(item != int(item) or not -(2**31) <= item < 2**31 for item in scalars):
+        return "alpha or beta does not fit the GPU's 32-bit integers"
+    return None
+
+
+def _lower_mm(call: Call, b: Builder) -> Value:
+    return product(call["self"], call["mat2"], call.outputs[0].dtype, b)
+
+
+def _lower_matmul(call: Call, b: Builder) -> Value:
+    """mv, dot and matmul: a rank-1 operand is a row on the left, a column on the right."""
+    out = call.outputs[0]
+    left = call["self"]
+    right = next(call[name] for name in ("other", "vec", "tensor") if name in call.args)
+    if left.rank == 1:
+        left = b.reshape(left, (1, left.numel))
+    if right.rank == 1:
+        right = b.reshape(right, (right.numel, 1))
+    return b.reshape(product(left, right, out.dtype, b), out.shape)
+
+
+def _lower_linear(call: Call, b: Builder) -> Value:
+    out = call.outputs[0]
+    x = call["input"]
+    weight = b.movable(call["weight"])
+    if weight.rank == 1:
+        weight = b.reshape(weight, (1, weight.numel))
+    if x.rank == 1:
+        x = b.reshape(x, (1, x.numel))
+    result = b.reshape(product(x, values.permute(weight, (1, 0)), out.dtype, b), out.shape)
+    bias = call.get("bias")
+    return result if bias is None else b.pointwise("({0} + {1})", [result, bias], out.dtype, out.shape)
+
+
+def _lower_addmm(call: Call, b: Builder) -> Value:
+    """beta × self + alpha × product; with beta = 0, self counts for nothing, NaN or not."""
+    out = call.outputs[0]
+    names = ("mat", "vec") if "vec" in call.args else ("batch1", "batch2") if "batch1" in call.args else ("mat1", "mat2")
+    left, right = (call[name] for name in names)
+    if right.rank == 1:
+        right = b.reshape(right, (right.numel, 1))
+    result = b.reshape(product(left, right, out.dtype, b), out.shape)
+    alpha, beta = call.get("alpha", 1), call.get("beta", 1)
+    if alpha != 1:
+        result = b.pointwise("({0} * {1})", [result, _number(alpha, out.dtype)], out.dtype, out.shape)
+    if beta == 0:
+        return _wrapped(result)
+    if beta == 1:
+        return _wrapped(b.pointwise("({0} + {1})", [result, call["self"]], out.dtype, out.shape))
+    args = [result, call["self"], _number(beta, out.dtype)]
+    return _wrapped(b.pointwise("({0} + {2} * {1})", args, out.dtype, out.shape))
+
+
+def _number(item: float, dtype: str) -> Value:
+    return operand(int(item) if dtype in INTS else float(item), dtype)
+
+
+def _wrapped(result: Value) -> Value:
+    """Small ints wrap once more after an addition in i32."""
+    if result.dtype not in values.WRAP:
+        return result
+    code = values.WRAP[result.dtype].format("{0}")
+    return Value(result.shape, result.dtype, values.Apply(code, (result.root,), result.dtype))
+
+
+register(("aten.mm.default", "aten.bmm.default"), accepts=_accepts, lower=_lower_mm)
+register(
+    ("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default"), accepts=_accepts, lower=_lower_addmm
+)
+register(("aten.mv.default", "aten.dot.default"), accepts=_accepts, lower=_lower_matmul)
+register("aten.matmul.default", accepts=_accepts, lower=_lower_matmul, preserve=True)
+register("aten.linear.default", accepts=_accepts, lower=_lower_linear, preserve=True)

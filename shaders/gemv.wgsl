@@ -1,0 +1,102 @@
+// Product of up to 8 rows with a matrix: the matrix is read once, from memory that neighbouring invocations share.
+//
+// reads   a, b  raw: element (batch, m, k) of a at a_start + its batch strides + m * a_outer + k * a_k, b alike with n
+// writes  out   element (batch, m, n) at batch * rows * cols + m * out_m + n * out_n; sums are f32 (i32 for integers)
+// params  rows <= ROWS, cols, depth > 0, tiles_n, strides as above, batch_<d> and a_batch_<d>, b_batch_<d>
+// groups  batch * tiles_n
+//
+// axis "k": b is contiguous along k; 64 invocations walk k, for 4 columns (width 4: depth divisible by 4, b read by vec4).
+// axis "n": LANES invocations hold 4 columns each, 64 / LANES slices of k run side by side.
+{% import "tile.wgsl" as t %}
+{% set vector = "vec4<" ~ scalar ~ ">" %}
+
+var<workgroup> partial: array<{{ vector }}, {{ 64 * ROWS }}>;
+
+{{ entry(64) }}
+  let tile_n = group % p.tiles_n;
+  let batch = group / p.tiles_n;
+{{ t.batch_offsets(batch_dims) }}
+{% for m in range(ROWS) %}
+  var s{{ m }} = {{ vector }}();
+  let a{{ m }} = a_base + min({{ m }}u, p.rows - 1u) * p.a_outer;
+{% endfor %}
+{% if axis == "k" %}
+  let n = tile_n * 4u;
+{% for c in range(4) %}
+  let b{{ c }} = b_base + min(n + {{ c }}u, p.cols - 1u) * p.b_outer;
+{% endfor %}
+  for (var k = lid * {{ width }}u; k < p.depth; k += {{ 64 * width }}u) {
+{% for c in range(4) %}
+    let w{{ c }} = {{ "load4_b((b%d + k) / 4u)" % c if width == 4 else "load_b(b%d + k)" % c }};
+{% endfor %}
+{% for m in range(ROWS) %}
+    {
+{% if width == 1 %}
+      s{{ m }} += load_a(a{{ m }} + k * p.a_k) * {{ vector }}(w0, w1, w2, w3);
+{% else %}
+{% if a_vec %}
+      let x = load4_a((a{{ m }} + k) / 4u);
+{% else %}
+      let at = a{{ m }} + k * p.a_k;
+      let x = {{ vector }}(load_a(at), load_a(at + p.a_k), load_a(at + 2u * p.a_k), load_a(at + 3u * p.a_k));
+{% endif %}
+      s{{ m }} += {{ vector }}(dot(x, w0), dot(x, w1), dot(x, w2), dot(x, w3));
+{% endif %}
+    }
+{% endfor %}
+  }
+{% for m in range(ROWS) %}
+  partial[{{ 64 * m }}u + lid] = s{{ m }};
+{% endfor %}
+  workgroupBarrier();
+  // 64 partial sums a row: eights first, each added up in the place of its first, then the eight.
+  if (lid < {{ 8 * ROWS }}u) {
+    var sum = partial[lid * 8u];
+    for (var i = 1u; i < 8u; i++) { sum += partial[lid * 8u + i]; }
+    partial[lid * 8u] = sum;
+  }
+  workgroupBarrier();
+  let m = lid / 4u;
+  let c = lid % 4u;
+  if (m < p.rows && n + c < p.cols) {
+    var sum = partial[m * 64u][c];
+    for (var i = 1u; i < 8u; i++) { sum += partial[m * 64u + i * 8u][c]; }
+    store(batch * p.rows * p.cols + m * p.out_m + (n + c) * p.out_n, sum);
+  }
+{% else %}
+  let lane = lid % {{ LANES }}u;
+  let n = (tile_n * {{ LANES }}u + lane) * 4u;
+{% if width == 4 %}
+  let column = b_base + min(n, p.cols - 4u);
+{% else %}
+{% for c in range(4) %}
+  let b{{ c }} = b_base + min(n + {{ c }}u, p.cols - 1u) * p.b_outer;
+{% endfor %}
+{% endif %}
+  for (var k = lid / {{ LANES }}u; k < p.depth; k += {{ 64 // LANES }}u) {
+    let down = k * p.b_k;
+{% if width == 4 %}
+    let w = load4_b((column + down) / 4u);
+{% else %}
+    let w = {{ vector }}(load_b(b0 + down), load_b(b1 + down), load_b(b2 + down), load_b(b3 + down));
+{% endif %}
+{% for m in range(ROWS) %}
+    s{{ m }} += load_a(a{{ m }} + k * p.a_k) * w;
+{% endfor %}
+  }
+{% for m in range(ROWS) %}
+  partial[{{ 64 * m }}u + lid] = s{{ m }};
+{% endfor %}
+  workgroupBarrier();
+  for (var e = lid; e < p.rows * {{ 4 * LANES }}u; e += 64u) {
+    let m = e / {{ 4 * LANES }}u;
+    let q = e % {{ 4 * LANES }}u;
+    let col = tile_n * {{ 4 * LANES }}u + q;
+    if (col < p.cols) {
+      var sum = partial[m * 64u + q / 4u][q % 4u];
+      for (var i = 1u; i < {{ 64 // LANES }}u; i++) { sum += partial[m * 64u + i * {{ LANES }}u + q / 4u][q % 4u]; }
+      store(batch * p.rows * p.cols + m * p.out_m + col * p.out_n, sum);
+    }
+  }
+{% endif %}
+}
