@@ -211,7 +211,10 @@ class _Converter:
         key = self.key_of(name, tensor, state is not None)
         if key is not None:
             self.result.data[key] = lambda: tensor
-        return self.graph.add_value(self._spec(tensor, key, state))
+        index = self.graph.add_value(self._spec(tensor, key, state))
+        if tensor.dim() == 0 and state is None:
+            self.graph.scalars[index] = tensor.item()
+        return index
 
     def _attribute(self, node: torch.fx.Node) -> None:
         target: Any = self.program.graph_module
@@ -225,7 +228,8 @@ class _Converter:
     def _call(self, node: torch.fx.Node) -> None:
         if node.target is operator.getitem:
             source, index = node.args
-            parts = self.values[source]  # type: ignore[index]
+            assert isinstance(source, torch.fx.Node) and isinstance(index, int)
+            parts = self.values[source]
             self.values[node] = parts[index] if isinstance(parts, tuple) else None
             return
         if is_shape_node(node):
@@ -286,7 +290,7 @@ class _Converter:
                 self.graph.outputs.append(held)
             elif isinstance(held, (int, Expr)):  # a size for somebody outside: a number like any other
                 index = self.graph.add_value(TensorSpec("int64", ()))
-                args = {"size": [], "fill_value": held, "dtype": "int64"}
+                args: dict[str, Any] = {"size": [], "fill_value": held, "dtype": "int64"}
                 self.graph.nodes.append(Node("aten.full.default", args, (index,)))
                 self.graph.outputs.append(index)
             else:

@@ -107,7 +107,8 @@ class Node:
 class Graph:
     """`mutations` maps the value of a state to the value of its contents after the call.
 
-    `sizes` names the inputs that are sizes, not data: a number that binds a symbol.
+    `sizes` names the inputs that are sizes, not data: a number that binds a symbol. `scalars` holds the numbers of
+    zero-dimensional constants for passes to look at; it is not serialised.
     """
 
     values: list[TensorSpec] = field(default_factory=list)
@@ -117,6 +118,7 @@ class Graph:
     mutations: dict[int, int] = field(default_factory=dict)
     symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     sizes: dict[int, Dim] = field(default_factory=dict)
+    scalars: dict[int, int | float | bool] = field(default_factory=dict)
 
     def add_value(self, spec: TensorSpec) -> int:
         self.values.append(spec)
@@ -164,6 +166,7 @@ class Graph:
             {state: rename(value) for state, value in self.mutations.items()},
             self.symbols,
             self.sizes,
+            self.scalars,
         )
 
     def compacted(self) -> Graph:
@@ -191,6 +194,7 @@ class Graph:
             {number[state]: number[new] for state, new in self.mutations.items()},
             self.symbols,
             {number[index]: dim for index, dim in self.sizes.items()},
+            {number[index]: held for index, held in self.scalars.items() if index in number},
         )
 
     def bind(self, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int] = ()) -> dict[str, int]:

@@ -4,7 +4,7 @@
 //                  (q_outer is the stride of a position and q_k of e; k alike; v_k is that of a position, v_outer of e)
 //         mask     optional: bool (false hides a key) or float (added), through strides, 0 where it repeats
 // writes  out      [batch, heads, queries, values], row-major
-// params  heads, queries, keys > 0, depth, values, q_tiles, chunks (of 32 * BLOCKS columns of v), scale, strides,
+// params  empty: what a query without keys gives; heads, queries, keys > 0, depth, values, q_tiles, chunks (of 32 * BLOCKS columns of v), scale, strides,
 //         k_repeat and v_repeat: query heads that share a head of k and of v
 // groups  batch * heads * q_tiles * chunks
 //
@@ -125,7 +125,7 @@ var<workgroup> row_part: array<vec4<f32>, 64>;
 {% set here = range(first, [first + 2, BLOCKS] | min) %}
 {% set wide = here | length %}
 {% for r in range(4) %}{% for c in here %}
-  tile[(ty * 4u + {{ r }}u) * {{ 8 * wide }}u + {{ 8 * (c - first) }}u + tx] = select(o{{ r }}_{{ c }} / sum[{{ r }}], vec4<f32>(), sum[{{ r }}] == 0.0);
+  tile[(ty * 4u + {{ r }}u) * {{ 8 * wide }}u + {{ 8 * (c - first) }}u + tx] = select(o{{ r }}_{{ c }} / sum[{{ r }}], vec4<f32>(p.empty), sum[{{ r }}] == 0.0);
 {% endfor %}{% endfor %}
   workgroupBarrier();
   for (var e = lid; e < {{ 1024 * wide }}u; e += 64u) {

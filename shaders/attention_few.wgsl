@@ -5,7 +5,7 @@
 //         mask     optional: bool (false hides a key) or float (added), through strides, 0 where it repeats
 // writes  out      [rows, values], row-major, where one span holds all keys (ONE), else for attention_merge:
 //         sums     [rows, spans, values]: sum of weights x v;  stats [rows, spans, 2]: largest score, sum of weights
-// params  heads, queries, keys > 0, depth, values, spans, chunks (of 4 * LANES columns of v), scale, strides, k_repeat and
+// params  empty: what a query without keys gives; heads, queries, keys > 0, depth, values, spans, chunks (of 4 * LANES columns of v), scale, strides, k_repeat and
 //         v_repeat: query heads that share a head of k and of v
 // groups  rows * chunks * spans, rows = batch * heads * queries
 //
@@ -61,7 +61,8 @@ var<workgroup> partial: array<vec4<f32>, 64>;
   largest[lid] = top;
   workgroupBarrier();
   if (lid < 8u) {
-    for (var i = 1u; i < 8u; i++) { top = max_nan(select(top, largest[lid * 8u], i == 1u), largest[lid * 8u + i]); }
+    top = largest[lid * 8u];
+    for (var i = 1u; i < 8u; i++) { top = max_nan(top, largest[lid * 8u + i]); }
     largest[lid * 8u] = top;
   }
   workgroupBarrier();
@@ -113,7 +114,7 @@ var<workgroup> partial: array<vec4<f32>, 64>;
       var r = partial[e / 4u][e % 4u];
       for (var i = 1u; i < {{ 64 // LANES }}u; i++) { r += partial[i * {{ LANES }}u + e / 4u][e % 4u]; }
 {% if ONE %}
-      store(row * p.values + at, select(r / total, 0.0, total == 0.0));
+      store(row * p.values + at, select(r / total, p.empty, total == 0.0));
 {% else %}
       store_sums((row * p.spans + span) * p.values + at, r);
 {% endif %}

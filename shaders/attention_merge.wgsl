@@ -1,8 +1,8 @@
 // Puts together what attention_few found in each span of keys.
 //
 // reads   sums   raw, contiguous [rows, spans, values];  stats raw, contiguous [rows, spans, 2]
-// writes  out    [rows, values], row-major; 0 for a row that sees no key
-// params  count = rows * values, values, spans
+// writes  out    [rows, values], row-major; p.empty for a row that sees no key
+// params  count = rows * values, values, spans, empty
 // groups  ceil(count / 64)
 
 {{ entry(64) }}
@@ -23,5 +23,5 @@
       sum += load_sums(at * p.values + column) * shrink;
     }
   }
-  store(i, select(sum / total, 0.0, total == 0.0));
+  store(i, select(sum / total, p.empty, total == 0.0));
 }

@@ -1,14 +1,16 @@
 """scaled_dot_product_attention, whole: no buffer of scores, no repeated keys, no copies of permuted operands.
 
-Many queries go through `attention` (tiles with running softmax), up to 8 through `attention_few`, which is parallel over
-keys and skips those that a bool mask or causality hides; caches longer than a span are put together by `attention_merge`.
-A query that sees no key gives 0, as in torch. A hidden key of a value NaN is out of sight here, where torch's
-0 × NaN may bring it back.
+Many queries go through `attention` (tiles with running softmax), up to 8 through `attention_few`, which is parallel
+over keys and skips those that a bool mask or causality hides; `attention_merge` puts together what was found in a cache
+longer than a span. A query that sees no key gives 0, as in torch; in `zoo.sdpa`, a softmax that a
+model spells out (`backend.passes.attention`), it gives NaN, as that does. With few queries, what a hidden key holds is never
+read; with many, as in torch, a NaN there comes back as 0 × NaN.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from backend.graph import Call, TensorSpec
@@ -23,6 +25,20 @@ MAX_RANK = 4
 FEW_QUERIES = 8
 SPAN = 256  # keys a workgroup of attention_few looks at
 BLOCK = 32  # columns of v a workgroup of attention keeps per block, at most 4 blocks
+
+
+@dataclass(frozen=True)
+class Job:
+    """What both ways of computing an attention need: the operands as strides, and the axes they are read along."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    pairs: int  # of batch and head
+    sides: dict[str, Operand]
+    vec: dict[str, str]
+    reads: dict[str, Tensor | Vector]
+    params: dict[str, Any]
+    constants: dict[str, Any]
 
 
 def _accepts(call: Call) -> str | None:
@@ -63,16 +79,17 @@ def _lower(call: Call, b: Builder) -> Value:
     keys, width = key.shape[-2], out.shape[-1]
     if math.prod(out.shape) == 0 or keys == 0:
         return values.scalar(0.0, out.dtype, out.shape)
-    batch, heads = ((1, 1) + tuple(out.shape[:-2]))[-2:]
+    batch, heads = (1, 1, *out.shape[:-2])[-2:]
     scale = call.get("scale")
     params: dict[str, Any] = {
         "heads": heads, "queries": queries, "keys": keys, "depth": depth, "values": width,
         "scale": float(1.0 / math.sqrt(depth) if scale is None else scale),
+        "empty": math.nan if call.op == "zoo.sdpa" else 0.0,
     }  # fmt: skip
     q, k, v = (in_memory(x, b) for x in (query, key, value))
     sides = {"q": _side(q, -2, -1), "k": _side(k, -2, -1), "v": _side(v, -1, -2)}
     for name, side in sides.items():
-        own = ((1,) + side.tensor.shape)[-3] if side.tensor.rank >= 3 else 1
+        own = (1, *side.tensor.shape)[-3]
         params |= {f"{name}_start": side.tensor.offset, f"{name}_batch": side.batch[0], f"{name}_head": side.batch[1]}
         params |= {f"{name}_outer": side.outer, f"{name}_k": side.depth}
         if name != "q":
@@ -81,7 +98,7 @@ def _lower(call: Call, b: Builder) -> Value:
     reads: dict[str, Tensor | Vector] = {}
     if call.get("attn_mask") is not None:
         mask = in_memory(call["attn_mask"], b)
-        steps = (0, 0, 0, 0) + tuple(0 if n == 1 else s for n, s in zip(mask.shape, mask.strides, strict=True))
+        steps = [0, 0, *(0 if n == 1 else s for n, s in zip(mask.shape, mask.strides, strict=True))]
         names = ("mask_batch", "mask_head", "mask_query", "mask_key")
         params |= {"mask_start": mask.offset, **dict(zip(names, steps[-4:], strict=True))}
         constants["mask"] = "bool" if mask.dtype == "bool" else "float"
@@ -91,62 +108,62 @@ def _lower(call: Call, b: Builder) -> Value:
         "k": sides["k"].vector_axis(keys, depth),
         "v": sides["v"].vector_axis(width, keys),
     }
-    launch = _launch_few if queries <= FEW_QUERIES else _launch_many
-    return launch(out, batch * heads, sides, vec, reads, params, constants, b)
+    job = Job(tuple(out.shape), out.dtype, batch * heads, sides, vec, reads, params, constants)
+    return (_launch_few if queries <= FEW_QUERIES else _launch_many)(job, b)
 
 
 def _side(tensor: Tensor, outer: int, depth: int) -> Operand:
-    """(batch, head) strides, 0 where the operand has one for all; the position and element axes as a product has them."""
+    """(batch, head) strides, 0 where there is one for all; the position and element axes as a product has them."""
     steps = [0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)]
-    batch = ((0, 0) + tuple(steps[:-2]))[-2:]
+    batch = (0, 0, *steps[:-2])[-2:]
     return Operand(tensor, batch, tensor.strides[outer], tensor.strides[depth])
 
 
-def _launch_many(
-    out: TensorSpec, pairs: int, sides: dict[str, Operand], vec: dict[str, str], reads: dict[str, Tensor | Vector],
-    params: dict[str, Any], constants: dict[str, Any], b: Builder,
-) -> Value:  # fmt: skip
-    blocks = -(-params["values"] // BLOCK)
+def _launch_many(job: Job, b: Builder) -> Value:
+    blocks = -(-job.params["values"] // BLOCK)
     chunks = -(-blocks // 4)
-    q_tiles = -(-params["queries"] // 32)
-    params |= {"chunks": chunks, "q_tiles": q_tiles}
-    constants |= {f"{name}_vec": axis for name, axis in vec.items()} | {"BLOCKS": -(-blocks // chunks)}
-    constants["v_fast"] = vec["v"] or ("outer" if sides["v"].outer == 1 else "k")
-    reads |= {name: side.read(bool(vec[name])) for name, side in sides.items()}
-    groups = pairs * q_tiles * chunks
+    q_tiles = -(-job.params["queries"] // 32)
+    v_fast = job.vec["v"] or ("outer" if job.sides["v"].outer == 1 else "k")
+    axes = {f"{name}_vec": axis for name, axis in job.vec.items()}
     return b.launch(
-        "attention", shape=out.shape, dtype=out.dtype, reads=reads, groups=groups, params=params, constants=constants
+        "attention",
+        shape=job.shape,
+        dtype=job.dtype,
+        reads=job.reads | {name: side.read(bool(job.vec[name])) for name, side in job.sides.items()},
+        groups=job.pairs * q_tiles * chunks,
+        params=job.params | {"chunks": chunks, "q_tiles": q_tiles},
+        constants=job.constants | axes | {"BLOCKS": -(-blocks // chunks), "v_fast": v_fast},
     )
 
 
-def _launch_few(
-    out: TensorSpec, pairs: int, sides: dict[str, Operand], vec: dict[str, str], reads: dict[str, Tensor | Vector],
-    params: dict[str, Any], constants: dict[str, Any], b: Builder,
-) -> Value:  # fmt: skip
-    rows, width = pairs * params["queries"], params["values"]
-    spans = -(-params["keys"] // SPAN)
+def _launch_few(job: Job, b: Builder) -> Value:
+    rows, width = job.pairs * job.params["queries"], job.params["values"]
+    spans = -(-job.params["keys"] // SPAN)
     lanes = next(n for n in (4, 8, 16, 32, 64) if 4 * n >= width or n == 64)
     chunks = -(-width // (4 * lanes))
-    params |= {"spans": spans, "chunks": chunks}
-    wide = vec["q"] == "k" and vec["k"] == "k"
-    constants |= {"width": 4 if wide else 1, "v_vec": vec["v"] == "outer", "LANES": lanes, "ONE": spans == 1}
-    reads |= {"q": sides["q"].read(wide), "k": sides["k"].read(wide), "v": sides["v"].read(vec["v"] == "outer")}
+    wide = {"q": job.vec["q"] == "k" and job.vec["k"] == "k", "v": job.vec["v"] == "outer"}
+    wide["k"] = wide["q"]
+    reads = job.reads | {name: side.read(wide[name]) for name, side in job.sides.items()}
+    params = job.params | {"spans": spans, "chunks": chunks}
+    constants = job.constants | {"width": 4 if wide["q"] else 1, "v_vec": wide["v"], "LANES": lanes, "ONE": spans == 1}
     groups = rows * chunks * spans
+    few = "attention_few"
     if spans == 1:
         return b.launch(
-            "attention_few", shape=out.shape, dtype=out.dtype, reads=reads, groups=groups, params=params,
-            constants=constants,
-        )  # fmt: skip
+            few, shape=job.shape, dtype=job.dtype, reads=reads, groups=groups, params=params, constants=constants
+        )
     sums, stats = b.temp((rows, spans, width), "float32"), b.temp((rows, spans, 2), "float32")
-    b.launch_into(
-        "attention_few", targets={"sums": sums, "stats": stats}, reads=reads, groups=groups, params=params,
-        constants=constants,
-    )  # fmt: skip
-    count = rows * width
+    found = {"sums": sums, "stats": stats}
+    b.launch_into(few, targets=found, reads=reads, groups=groups, params=params, constants=constants)
     return b.launch(
-        "attention_merge", shape=out.shape, dtype=out.dtype, reads={"sums": sums, "stats": stats},
-        groups=-(-count // 64), params={"count": count, "values": width, "spans": spans},
-    )  # fmt: skip
+        "attention_merge",
+        shape=job.shape,
+        dtype=job.dtype,
+        reads=found,
+        groups=-(-rows * width // 64),
+        params={"count": rows * width, "values": width, "spans": spans},
+    )
 
 
 register("aten.scaled_dot_product_attention.default", accepts=_accepts, lower=_lower, preserve=True)
+register("zoo.sdpa", accepts=_accepts, lower=_lower)

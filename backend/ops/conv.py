@@ -21,6 +21,8 @@ from backend.runtime.tensor import Tensor
 from backend.runtime.value import Value
 
 WORKGROUP = 64
+import os
+FORCE=bool(os.environ.get('FORCE'))
 FEW_POSITIONS = 8  # up to so many results a channel, the product is one of a matrix and few vectors
 FEW_CHANNELS = 8  # below so many output channels a group, a tile would be mostly empty
 FEW_TILES = 24  # below so many 64 x 64 tiles, smaller ones keep more of the GPU busy
@@ -133,7 +135,8 @@ def _forward(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype
         x = b.reshape(x, (g.batch, g.in_c, g.positions))
         return b.reshape(product(b.reshape(weight, (g.out_c, g.in_c)), x, dtype, b), whole)
     source = b.tensor(x)
-    if g.out_c < FEW_CHANNELS or g.depth < SHALLOW:
+    if FORCE or g.out_c < FEW_CHANNELS or g.depth < SHALLOW:
+
         return _direct(source, weight, g, whole, dtype, b)
     if g.batch == 1 and g.sets == 1 and g.positions <= FEW_POSITIONS:
         count = g.positions * g.depth
@@ -152,18 +155,31 @@ def _forward(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype
 
 
 def _direct(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype: str, b: Builder) -> Value:
+    packed = g.out_c % 4 == 0
+    if packed:  # a group's channels innermost, so that the weights of four are one load
+        kernels = b.reshape(weight, (g.sets, g.out_c, g.depth))
+        weight = values.permute(b.movable(kernels), (0, 2, 1))
     kernels = b.contiguous(weight)
-    block = 4 if g.out_c > 1 else 1
-    blocks = -(-g.out_c // block)
-    count = g.batch * g.sets * blocks * g.positions
+    packed = packed and kernels.offset % 4 == 0 
+    block = 1 if g.out_c == 1 else 4 if g.out_c <= 4 or not packed else 8
+    wide = g.out[1] > 2
+    blocks, spans = -(-g.out_c // block), -(-g.out[1] // 4) if wide else g.out[1]
+    count = g.batch * g.sets * blocks * g.out[0] * spans
+    params = {"w_start": kernels.offset, "last_quad": (kernels.offset + kernels.numel) // 4 - 1}
+    params |= {"blocks": blocks, "spans": spans, "count": count}
     return b.launch(
         "conv_direct",
         shape=whole,
         dtype=dtype,
-        reads={"x": x, "weight": kernels},
+        reads={"x": x, "weight": Vector(kernels) if packed else kernels},
         groups=-(-count // WORKGROUP),
-        params=g.params(x) | {"w_start": kernels.offset, "blocks": blocks, "count": count},
-        constants={"BLOCK": block},
+        params=g.params(x) | params,
+        constants={
+            "BLOCK": block,
+            "WIDE": wide,
+            "SLIDE": wide and g.stride[1] == g.dilation[1] == 1,
+            "PACKED": packed,
+        },
     )
 
 

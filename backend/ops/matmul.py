@@ -1,8 +1,8 @@
 """Matrix products: linear, mm, addmm, bmm, baddbmm, mv, dot, matmul.
 
-All are one product [batch…, M, K] × [batch…, K, N] over strides: transposed, sliced and broadcast operands are read where
-they lie. The kernel is chosen by shape: `matmul_small` (one invocation a result), `gemv` (at most 8 rows, or columns), or
-`gemm` (tiles). Bias, alpha and beta are pointwise work that the builder moves into the product's store.
+All are one product [batch…, M, K] × [batch…, K, N] over strides: transposed, sliced and broadcast operands are read
+where they lie. The kernel is chosen by shape: `matmul_small` (one invocation a result), `gemv` (at most 8 rows, or
+columns), or `gemm` (tiles). Bias, alpha and beta are pointwise work that the builder moves into the product's store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from backend.runtime.tensor import COMPUTE, Tensor, merge_dims, reshape_strides
 from backend.runtime.value import Iota, Load, Value
 
 GEMV_ROWS = 8
-FEW_TILES = 24  # below so many 64 × 64 tiles, smaller ones keep more of the GPU busy
+FEW_TILES = 24  # below so many 64 × 64 tiles, smaller ones keep more of a GPU busy; a CPU has few cores to keep busy
+FEW_TILES_CPU = 2
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,17 @@ class Operand:
     def vector_axis(self, outer_size: int, depth: int) -> str:
         """The axis along which whole vec4s can be read: "k", "outer", or "" for none."""
         rest = [*self.batch, self.tensor.offset]
-        if self.depth == 1 and depth % 4 == 0 and all(x % 4 == 0 for x in (*rest, 0 if outer_size == 1 else self.outer)):
+        if (
+            self.depth == 1
+            and depth % 4 == 0
+            and all(x % 4 == 0 for x in (*rest, 0 if outer_size == 1 else self.outer))
+        ):
             return "k"
-        if self.outer == 1 and outer_size % 4 == 0 and all(x % 4 == 0 for x in (*rest, 0 if depth == 1 else self.depth)):
+        if (
+            self.outer == 1
+            and outer_size % 4 == 0
+            and all(x % 4 == 0 for x in (*rest, 0 if depth == 1 else self.depth))
+        ):
             return "outer"
         return ""
 
@@ -119,7 +128,8 @@ def _launch(first: Tensor, second: Tensor, shape: Sequence[int], dtype: str, b: 
             a, w, rows, cols, out_strides = w, a, cols, rows, (1, cols)
         return _launch_gemv(a, w, (batch, rows, cols, depth), out_strides, shape, kernel_dtype, params, constants, b)
     big_tiles = batch * -(-rows // 64) * -(-cols // 64)
-    block = 8 if big_tiles >= FEW_TILES else 4
+    enough = FEW_TILES_CPU if b.capabilities.adapter_type == "CPU" else FEW_TILES
+    block = 8 if big_tiles >= enough and min(rows, cols) > 32 else 4
     tiles_m, tiles_n = -(-rows // (8 * block)), -(-cols // (8 * block))
     a_vec, b_vec = a.vector_axis(rows, depth), w.vector_axis(cols, depth)
     params |= {"rows": rows, "cols": cols, "depth": depth, "tiles_m": tiles_m, "tiles_n": tiles_n}
@@ -215,7 +225,9 @@ def _lower_linear(call: Call, b: Builder) -> Value:
 def _lower_addmm(call: Call, b: Builder) -> Value:
     """beta × self + alpha × product; with beta = 0, self counts for nothing, NaN or not."""
     out = call.outputs[0]
-    names = ("mat", "vec") if "vec" in call.args else ("batch1", "batch2") if "batch1" in call.args else ("mat1", "mat2")
+    names = (
+        ("mat", "vec") if "vec" in call.args else ("batch1", "batch2") if "batch1" in call.args else ("mat1", "mat2")
+    )
     left, right = (call[name] for name in names)
     if right.rank == 1:
         right = b.reshape(right, (right.numel, 1))
@@ -244,9 +256,7 @@ def _wrapped(result: Value) -> Value:
 
 
 register(("aten.mm.default", "aten.bmm.default"), accepts=_accepts, lower=_lower_mm)
-register(
-    ("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default"), accepts=_accepts, lower=_lower_addmm
-)
+register(("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default"), accepts=_accepts, lower=_lower_addmm)
 register(("aten.mv.default", "aten.dot.default"), accepts=_accepts, lower=_lower_matmul)
 register("aten.matmul.default", accepts=_accepts, lower=_lower_matmul, preserve=True)
 register("aten.linear.default", accepts=_accepts, lower=_lower_linear, preserve=True)

@@ -169,3 +169,38 @@ def _accepts_group_norm(call: Call) -> str | None:
 
 register("aten.group_norm.default", accepts=_accepts_group_norm, lower=_lower_group_norm, preserve=True)
 register("aten.native_group_norm.default", accepts=_accepts_group_norm, lower=_lower_group_norm)
+
+# --- batch norm at inference --------------------------------------------------------------------------------------
+
+
+def _accepts_batch_norm(call: Call) -> str | None:
+    if call.get("training", False) or call.get("running_mean") is None or call.get("running_var") is None:
+        return "batch_norm: there is a kernel for inference with running statistics only"
+    if call["input"].rank < 2:
+        return "batch_norm: the input needs a batch and a channel axis"
+    return every(dtypes(FLOATS), _float_output)(call)
+
+
+def _lower_batch_norm(call: Call, b: Any) -> Any:
+    """x * scale + shift, pointwise: it joins the kernel before it, and scale and shift of constants are made once."""
+    x: Value = call["input"]
+    shape = (x.shape[1], *(1,) * (x.rank - 2))
+    weight, bias = (
+        None if call.get(name) is None else values.cast(call[name], "float32") for name in ("weight", "bias")
+    )
+    mean, variance = (values.cast(call[name], "float32") for name in ("running_mean", "running_var"))
+    eps = values.scalar(float(call["eps"]), "float32")
+    scale = b.pointwise("(1.0 / sqrt({0} + {1}))", [variance, eps], "float32", variance.shape)
+    if weight is not None:
+        scale = b.pointwise("({0} * {1})", [scale, weight], "float32", scale.shape)
+    shift = b.pointwise("(-{0} * {1})", [mean, scale], "float32", scale.shape)
+    if bias is not None:
+        shift = b.pointwise("({0} + {1})", [shift, bias], "float32", scale.shape)
+    args = [x, b.reshape(scale, shape), b.reshape(shift, shape)]
+    y = b.pointwise("({0} * {1} + {2})", args, x.dtype, x.shape)
+    empty = (spec and values.scalar(0, spec.dtype, spec.shape) for spec in call.outputs[1:])
+    return (y, *empty) if len(call.outputs) > 1 else y
+
+
+register("aten.batch_norm.default", accepts=_accepts_batch_norm, lower=_lower_batch_norm, preserve=True)
+register("aten._native_batch_norm_legit_no_training.default", accepts=_accepts_batch_norm, lower=_lower_batch_norm)

@@ -14,7 +14,7 @@ import numpy as np
 
 from backend.graph import Call
 from backend.ops import registry
-from backend.ops.registry import ALL, BOOL, INTS, dtypes, every
+from backend.ops.registry import ALL, BOOL, FLOATS, INTS, dtypes, every
 from backend.runtime import value as values
 from backend.runtime.tensor import COMPUTE
 from backend.runtime.value import Value
@@ -191,7 +191,10 @@ LOGICAL = {"logical_and": "({0} && {1})", "logical_or": "({0} || {1})", "logical
 
 
 def fits_int32(call: Call) -> str | None:
-    """Whole numbers among the arguments are what the GPU's integers can hold."""
+    """Where the arithmetic is in integers, whole numbers among the arguments are what the GPU's integers can hold."""
+    tensors = [*call.tensors(), *call.outputs]
+    if any(tensor is not None and tensor.dtype in FLOATS for tensor in tensors):
+        return None
     for arg in call.args.values():
         if isinstance(arg, int) and not -(2**31) <= arg < 2**31:
             return f"integer {arg} does not fit the GPU's 32 bits"
@@ -343,9 +346,7 @@ def _lower_pow(call: Call, b: Any) -> Value:
             if abs(exponent) <= 4 and (is_float or exponent > 0):
                 return b.pointwise(_wrapped(_power(int(exponent)), out.dtype), [x], out.dtype, out.shape)
         elif is_float and abs(exponent) == 0.5:
-            # The square root of -inf is NaN, its power 0.5 is inf.
-            root = "sqrt(select({0}, inf(), is_inf({0})))"
-            code = root if exponent > 0 else f"(1.0 / {root})"
+            code = "sqrt({0})" if exponent > 0 else "(1.0 / sqrt({0}))"
             return b.pointwise(code, [x], out.dtype, out.shape)
     args = [operand(base, out.dtype), operand(exponent, out.dtype)]
     code = "pow_exact({0}, {1})" if is_float else _wrapped("pow_i32({0}, {1})", out.dtype)

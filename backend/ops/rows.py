@@ -35,7 +35,7 @@ class Rows:
         return {"rows": self.count, "n": self.n, "inner": self.inner}
 
     def chunks(self) -> tuple[Rows, dict[str, int]] | None:
-        """The chunks of long rows as [outer * splits, chunk, inner], with the kernel's parameters; None: leave it whole."""
+        """Long rows as [outer * splits, chunk, inner], with the parameters of the kernel; None: leave them whole."""
         if self.n < _SPLIT_LENGTH or not 0 < self.count <= _FEW_ROWS:
             return None
         chunk = max(_CHUNK, -(-self.n // _MAX_SPLITS))

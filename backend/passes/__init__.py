@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backend.graph import Graph
+from backend.passes.attention import fuse_attention, group_heads
+from backend.passes.simplify import inline_scalars, remove_no_ops
 
 Pass = Callable[[Graph], Graph]
-PASSES: tuple[Pass, ...] = ()
+# Patterns are matched on graphs without no-ops and with numbers in place.
+PASSES: tuple[Pass, ...] = (inline_scalars, remove_no_ops, fuse_attention, group_heads)
 
 
 def run(graph: Graph) -> Graph:

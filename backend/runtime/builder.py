@@ -292,14 +292,13 @@ class Builder:
 
     def _mutate(self) -> None:
         """Writes the new contents of states that were not updated in place."""
-        late = []
+        late: list[tuple[Tensor, Tensor]] = []
         for state, new in self.graph.mutations.items():
-            target = self.live.get(state) or values.of_tensor(self._stored(self.graph.values[state]))
-            assert target.tensor is not None
+            target = self._stored(self.graph.values[state])
             tensor = self.tensor(self.live[new])
-            if tensor.buffer is target.tensor.buffer and tensor.is_contiguous and tensor.offset == 0:
+            if tensor.buffer is target.buffer and tensor.is_contiguous and tensor.offset == 0:
                 continue
-            late.append((tensor, target.tensor))
+            late.append((tensor, target))
         written = {id(target.buffer) for _, target in late}
         for position, (tensor, target) in enumerate(late):
             if id(tensor.buffer) in written:

@@ -10,6 +10,7 @@ shape; text varies only with structure.
 from __future__ import annotations
 
 import functools
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let group = wg.x + wg.y * nwg.x;
   if (group >= p.groups) {{ return; }}"""
 
+_WORD = re.compile(r"\w+")
+
 
 @functools.cache
 def _environment() -> jinja2.Environment:
@@ -43,6 +46,26 @@ def _environment() -> jinja2.Environment:
 @functools.lru_cache(maxsize=4096)
 def _render(template: str, constants: tuple[tuple[str, Any], ...]) -> str:
     return _environment().get_template(f"{template}.wgsl").render(**dict(constants))
+
+
+@functools.cache
+def _library() -> dict[str, tuple[str, frozenset[str]]]:
+    """The prelude's functions, in order: name -> (text, every name in it)."""
+    source = re.sub(r"\s*//.*", "", _render("prelude", ()))
+    pieces = re.split(r"^(?=fn )", source, flags=re.MULTILINE)[1:]
+    texts = {piece[3 : piece.index("(")]: piece for piece in pieces}
+    return {name: (text, frozenset(_WORD.findall(text))) for name, text in texts.items()}
+
+
+def _prelude(code: str) -> str:
+    """The prelude functions that `code` needs: compiling them all for every kernel would take longer than the rest."""
+    library = _library()
+    needed: set[str] = set()
+    found = library.keys() & set(_WORD.findall(code))
+    while found:
+        needed |= found
+        found = {word for name in found for word in library[name][1] if word in library} - needed
+    return "\n".join(text for name, (text, _) in library.items() if name in needed)
 
 
 @dataclass
@@ -233,7 +256,7 @@ class Source:
             f"struct Params {{ {fields} }}",
             *self.declarations,
             uniform,
-            _render("prelude", ()),
+            _prelude("\n".join([*self.functions, body])),
             *self.functions,
             body,
         ]

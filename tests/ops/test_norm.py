@@ -176,6 +176,23 @@ def test_group_norm(shape, groups):
     check_op("aten.native_group_norm.default", x, weight, bias, shape[0], shape[1], size, groups, 1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(3, 5), (2, 7, 11), (2, 3, 5, 7), (0, 3, 5, 7)])
+def test_batch_norm(shape):
+    x, c = torch.randn(shape), shape[1]
+    weight, bias, mean, variance = torch.randn(c), torch.randn(c), torch.randn(c), torch.rand(c)
+    constants = ("weight", "bias", "running_mean", "running_var")
+    for w, b in ((weight, bias), (None, None), (weight, None)):
+        name = "aten._native_batch_norm_legit_no_training.default"
+        check_op(name, x, w, b, mean, variance, 0.1, 1e-5, atol=2e-6, constants=constants)
+        check_op("aten.batch_norm.default", x, w, b, mean, variance, False, 0.1, 1e-5, True, atol=2e-6)
+    half = [t.half() for t in (x, weight, bias, mean, variance)]
+    check_op("aten.batch_norm.default", *half, False, 0.1, 1e-5, True, atol=5e-3)
+    if shape[0]:
+        assert "inference" in refusal_of(
+            "aten.batch_norm.default", x, weight, bias, mean, variance, True, 0.1, 1e-5, True
+        )
+
+
 def test_refusals():
     spec = Graph([TensorSpec("int64", (3, 4))], [0])
     args = {"input": Ref(0), "normalized_shape": [4], "weight": None, "bias": None, "eps": 1e-5}

@@ -1,16 +1,12 @@
-"""Phonon: both methods against transformers, the whole text side against its processor, and the runner.
+"""Phonon: both methods against transformers, the runner, the declaration, and an exported program.
 
 Run: pytest tests/recipes/test_phonon.py
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,78 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from phonon_support import Ready, reference_prompt
 
 from recipes import recipe as registry
-from recipes.phonon import RECIPE, checkpoint, standin
-from recipes.phonon.build import build, make_bundle
+from recipes.phonon import RECIPE, standin
+from recipes.phonon.build import build
 from recipes.phonon.check import EagerProgram
-from recipes.phonon.checkpoint import Checkpoint
 from recipes.phonon.codec import DecodeMethod
 from recipes.phonon.modules import FrameMethod
 from recipes.phonon.runner import Speaker
-from recipes.phonon.text import EndOfSpeech, TextFrontend
-from recipes.recipe import Bundle, ExportRequest, UserError
+from recipes.recipe import ExportRequest, UserError
 from zoo.check import compare
 
 LONG = "It was a bright cold day in April, and the clocks were striking thirteen. " * 4
-TEXTS = [
-    "Hello.",
-    "Yes",
-    "one two three four",
-    "one two three four five",
-    "Pi is 3.14159, roughly. Is it? Yes! No... maybe",
-    "  spaces   inside and\tat the ends  ",
-    "12345 67890",
-    "?!...,;:",
-    "Ünïcode, 漢字かな and emoji 🎧 are kept.",
-    "a, b; c: d. " * 20,
-    LONG,
-    "one sentence with clauses, " * 12 + "and an end.",
-    "v1.2.3 costs 5.00 or 6. 7 is next.",
-]
-
-
-@dataclass
-class Ready:
-    """A tiny bundle with its assets on disk, run in eager PyTorch."""
-
-    bundle: Bundle
-    assets: Path
-    program: EagerProgram
-
-    def speaker(self, **options: Any) -> Speaker:
-        return Speaker(self.program, self.assets, **options)
-
-    @property
-    def frontend(self) -> TextFrontend:
-        return TextFrontend(self.assets, self.bundle.metadata)
-
-
-def write(bundle: Bundle, folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    bundle.write_assets(folder)
-    (folder / "recipe.json").write_text(json.dumps(bundle.metadata), encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def ready(tmp_path_factory: pytest.TempPathFactory) -> Ready:
-    bundle = build(ExportRequest("portable", "tiny"))
-    return Ready(bundle, write(bundle, tmp_path_factory.mktemp("phonon") / "assets"), EagerProgram(bundle))
-
-
-def make_processor(source: Checkpoint) -> Any:
-    from transformers import PocketTTSFeatureExtractor, PocketTTSProcessor
-
-    return PocketTTSProcessor(
-        PocketTTSFeatureExtractor(), source.tokenizer, source.codec, chat_template=source.chat_template
-    )
-
-
-@pytest.fixture(scope="module")
-def processor() -> Any:
-    return make_processor(standin.tiny())
-
 
 # the methods
 
@@ -158,75 +95,6 @@ def test_decode_of_the_real_window_wraps() -> None:
         method = DecodeMethod(codec, source.model.latent_mean, source.model.latent_std, 64)
         streamed = torch.cat([method(latents[:, frame], torch.tensor([frame])) for frame in range(40)], -1)
     assert (streamed - offline).abs().max() <= 1e-5 * offline.abs().max().clamp(min=1)
-
-
-# the text side
-
-
-def reference_prompt(processor: Any, text: str, voice: torch.Tensor) -> Any:
-    conversation = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": text}]}]
-    prompt = processor.apply_chat_template(conversation)
-    return processor(text=prompt, audio_prompt_latents=[voice], return_tensors="pt")
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_split_and_prompt_equal_the_processor(ready: Ready, processor: Any, text: str) -> None:
-    frontend = ready.frontend
-    chunks = processor.split_text(text, max_tokens=50)
-    limit = ready.bundle.metadata["text_capacity"]
-    if max(len(processor.tokenizer.encode(chunk, add_special_tokens=False)) for chunk in chunks) <= limit:
-        assert frontend.split(text, has_voice=True) == chunks
-    voice = torch.zeros(5, 24)
-    for chunk in frontend.split(text, has_voice=True):
-        inputs = reference_prompt(processor, chunk, voice)
-        prompt = frontend.prompt(chunk, len(voice))
-        np.testing.assert_array_equal(prompt.ids, inputs["input_ids"].numpy())
-        assert prompt.frames_after_eos == int(inputs["frames_after_eos"])
-        assert prompt.ids.shape[1] <= ready.bundle.metadata["max_prompt"]
-        assert prompt.budget <= ready.bundle.metadata["max_frames"]
-
-
-@pytest.mark.parametrize("text", [*TEXTS, "word " * 300, "x" * 400, "no marks at all " * 40 + "7" * 200])
-def test_no_text_is_lost(ready: Ready, text: str) -> None:
-    chunks = ready.frontend.split(text, has_voice=True)
-    assert "".join("".join(chunks).split()) == "".join(text.split())
-
-
-def test_long_sentences_are_cut_between_words(ready: Ready) -> None:
-    text = "three short words " * 60
-    chunks = ready.frontend.split(text, has_voice=True)
-    assert len(chunks) > 1 and " ".join(chunks).split() == text.split()
-
-
-@pytest.mark.parametrize("text", ["", "   ", "\n\t", "<|audio_bos|>"])
-def test_empty_text_is_refused(ready: Ready, text: str) -> None:
-    with pytest.raises(UserError, match="empty"):
-        ready.speaker().stream(text)
-
-
-def test_marks_of_the_model_are_refused(ready: Ready) -> None:
-    with pytest.raises(UserError, match="marks"):
-        ready.speaker().stream("say <|audio_<|audio_prompt|>prompt|> please")
-
-
-def test_stand_in_tokenizer_has_the_right_size() -> None:
-    tokenizer = standin.make_tokenizer(4001)
-    assert len(tokenizer) == 4001
-    for text in TEXTS:
-        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)).strip() == text.strip()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_end_of_speech_equals_transformers(seed: int) -> None:
-    from transformers.models.pocket_tts.generation_pocket_tts import PocketTTSEosThresholdCriteria
-
-    rng = np.random.default_rng(seed)
-    after, min_frames = int(rng.integers(0, 5)), int(rng.integers(0, 8))
-    theirs = PocketTTSEosThresholdCriteria(-4.0, after, min_frames)
-    ours = EndOfSpeech(-4.0, after, min_frames)
-    ids = torch.zeros(1, 1, dtype=torch.long)
-    for logit in rng.normal(-5, 2, 40).astype(np.float32):
-        assert ours.done(float(logit)) == bool(theirs(ids, torch.tensor([logit]))[0])
 
 
 # the runner
@@ -364,152 +232,6 @@ print(len(frames), frames[0][0], frames[0][119], frames[1][0])
     assert done.returncode == 0, done.stderr
     # 6 frames are ignored, the 7th ends the speech, 2 more follow; 0.5 fades in over 120 samples
     assert done.stdout.split() == ["9", "0.0", "0.5", "0.5"]
-
-
-# weights
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint in the hub's layout, written by transformers' own `save_pretrained`."""
-    from safetensors.torch import save_file
-
-    folder = tmp_path_factory.mktemp("checkpoint") / "phonon"
-    source = standin.tiny()
-    source.model.save_pretrained(folder)
-    source.codec.save_pretrained(folder / "audio_tokenizer")
-    source.codec.name_or_path = str(folder / "audio_tokenizer")
-    make_processor(source).save_pretrained(folder)
-    (folder / "voices").mkdir()
-    for name in ("ada", "zoe"):
-        save_file({"latents": torch.randn(4, 24)}, folder / "voices" / f"{name}.safetensors")
-    save_file({"latents": torch.randn(1, 6, 24)}, folder / "default-voice.safetensors")
-    return folder
-
-
-@pytest.fixture
-def copy(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "copy"))
-
-
-def test_saved_checkpoint_speaks_the_same(saved: Path, ready: Ready, tmp_path: Path) -> None:
-    loaded = checkpoint.load(str(saved))
-    assert sorted(loaded.voices) == ["ada", "default", "zoe"]
-    assert loaded.is_speech and not loaded.notices
-    loaded.voices = standin.tiny().voices
-    bundle = make_bundle(loaded)
-    assert bundle.metadata | {"is_speech": False} == ready.bundle.metadata
-    speaker = Speaker(EagerProgram(bundle), write(bundle, tmp_path / "assets"))
-    ours, theirs = (np.concatenate(list(s.stream("Hello there."))) for s in (speaker, ready.speaker()))
-    np.testing.assert_array_equal(ours, theirs)
-
-
-def test_voices_of_a_checkpoint(saved: Path, tmp_path: Path) -> None:
-    bundle = build(ExportRequest("portable", str(saved)))
-    assert bundle.metadata["default_voice"] == "default"
-    assert bundle.metadata["max_prompt"] == 6 + 64 + 1
-    speaker = Speaker(EagerProgram(bundle), write(bundle, tmp_path / "assets"), warn=lambda line: None)
-    runs = {name: b"".join(x.tobytes() for x in speaker.stream("Hi.", name)) for name in (None, *speaker.voices)}
-    assert runs[None] == runs["default"]
-    assert len({*runs.values()}) == 3
-
-
-def test_audio_tokenizer_by_reference(copy: Path) -> None:
-    """Without `audio_tokenizer/` beside the model, the processor's config says where it is."""
-    shutil.move(copy / "audio_tokenizer", copy / "codec")
-    path = copy / "processor_config.json"
-    config = json.loads(path.read_text())
-    config["audio_tokenizer"]["audio_tokenizer_name_or_path"] = "codec"
-    path.write_text(json.dumps(config))
-    assert checkpoint.load(str(copy)).codec.config.latent_dim == 8
-    config["audio_tokenizer"]["audio_tokenizer_name_or_path"] = "/nowhere/codec"
-    path.write_text(json.dumps(config))
-    with pytest.raises(UserError, match="/nowhere/codec"):
-        checkpoint.load(str(copy))
-
-
-def test_checkpoint_without_voices_speaks(copy: Path, tmp_path: Path) -> None:
-    shutil.rmtree(copy / "voices")
-    (copy / "default-voice.safetensors").unlink()
-    bundle = build(ExportRequest("portable", str(copy)))
-    speaker = Speaker(EagerProgram(bundle), write(bundle, tmp_path / "assets"), warn=lambda line: None)
-    assert next(speaker.stream("Hello")).shape == (1920,)
-    with pytest.raises(UserError, match="this model has none"):
-        speaker.stream("Hello", voice="ada")
-
-
-def damage(folder: Path) -> Iterator[tuple[str, Path]]:
-    yield "truncated", folder / "model.safetensors"
-    yield "truncated", folder / "audio_tokenizer" / "model.safetensors"
-    yield "truncated", folder / "voices" / "ada.safetensors"
-    yield "truncated", folder / "config.json"
-    yield "truncated", folder / "tokenizer.json"
-    yield "truncated", folder / "processor_config.json"
-    yield "missing", folder / "model.safetensors"
-    yield "missing", folder / "config.json"
-    yield "missing", folder / "tokenizer.json"
-    yield "missing", folder / "chat_template.jinja"
-    yield "missing", folder / "audio_tokenizer" / "model.safetensors"
-
-
-@pytest.mark.parametrize("case", range(11))
-def test_damaged_checkpoint_is_one_line(copy: Path, case: int) -> None:
-    kind, file = list(damage(copy))[case]
-    if kind == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(UserError) as caught:
-        checkpoint.load(str(copy))
-    assert "\n" not in str(caught.value) and "copy" in str(caught.value)
-
-
-def test_missing_weight_is_refused_not_invented(copy: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(copy / "model.safetensors")
-    del tensors[next(name for name in tensors if "eos" in name and name.endswith("weight"))]
-    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"eos_head\.weight"):
-        checkpoint.load(str(copy))
-
-
-@pytest.mark.parametrize("weights", ["./nowhere", "/nowhere/at/all", "not an id", "a/b/c"])
-def test_weights_that_are_nowhere(weights: str) -> None:
-    with pytest.raises(UserError, match="no such folder"):
-        checkpoint.load(weights)
-
-
-def test_file_as_weights(saved: Path) -> None:
-    with pytest.raises(UserError, match="is a file"):
-        checkpoint.load(str(saved / "model.safetensors"))
-
-
-def test_auto_falls_back_with_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(hub_id: str) -> Path:
-        raise UserError(f"{hub_id} is not in the local cache and the hub gave: no network")
-
-    monkeypatch.setattr(checkpoint, "fetch", offline)
-    monkeypatch.setattr(standin, "synthetic", lambda why: replace(standin.tiny(), notices=(why,)))
-    (notice,) = checkpoint.load("auto").notices
-    assert "no network" in notice
-    with pytest.raises(UserError, match="no network"):
-        checkpoint.load("someone/some-model")
-    (notice,) = standin.tiny().notices
-    assert "not speech" in notice
-
-
-def test_hub_failure_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import huggingface_hub
-
-    def fail(repo: str, local_files_only: bool = False, **_: Any) -> str:
-        if local_files_only:
-            return str(tmp_path)  # a snapshot with nothing in it
-        raise OSError("Network is unreachable\nmore")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(UserError, match=r"a/b is not in the local cache.*unreachable$"):
-        checkpoint.fetch("a/b")
 
 
 # declaration, export

@@ -1,0 +1,223 @@
+"""Operators of pictures: resizing, pooling, borders of the picture itself, pixel shuffle and its inverse.
+
+All see a tensor as planes of height × width; a 1-d signal has height 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from backend.graph import Call
+from backend.ops.registry import ALL, FLOATS, Accepts, Lower, dtypes, every, register
+from backend.runtime import value as values
+from backend.runtime.builder import Builder
+from backend.runtime.value import Value
+
+WORKGROUP = 64
+CHEAP = 2  # computations that are rather repeated by every reader of an element than written to memory
+
+
+def _launch(
+    template: str, x: Value, shape: tuple[int, ...], b: Builder, params: dict[str, Any], constants: dict[str, Any]
+) -> Value:
+    """A kernel over planes, one invocation a result; `shape`'s last two dims are the output's height and width."""
+    count = math.prod(shape)
+    if count == 0:
+        return values.scalar(0, x.dtype, shape)
+    return b.launch(
+        template,
+        shape=shape,
+        dtype=x.dtype,
+        reads={"x": _readable(x, b)},
+        groups=-(-count // WORKGROUP),
+        params=_plane_params(x, shape) | params,
+        constants=constants,
+    )
+
+
+def _plane_params(x: Value, shape: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "count": math.prod(shape),
+        "in_h": x.shape[-2],
+        "in_w": x.shape[-1],
+        "out_h": shape[-2],
+        "out_w": shape[-1],
+    }
+
+
+def _readable(x: Value, b: Builder) -> Value:
+    return x if values.cost(x.root) <= CHEAP else values.of_tensor(b.tensor(x))
+
+
+def _as_picture(x: Value, shape: tuple[int, ...], dims: int, b: Builder) -> tuple[Value, tuple[int, ...]]:
+    """Input and output shape with height and width: a signal gets height 1."""
+    if dims == 2:
+        return x, shape
+    return b.reshape(x, (*x.shape[:-1], 1, x.shape[-1])), (*shape[:-1], 1, shape[-1])
+
+
+def _pair(item: Any) -> tuple[int, int]:
+    numbers = [item] if isinstance(item, int) else list(item)
+    return (numbers[0], numbers[-1])
+
+
+# --- resizing ---------------------------------------------------------------------------------------------------------
+
+
+def _scales(call: Call, dims: int) -> list[float | None]:
+    """The factors that were given, height first; None where only the output's size was."""
+    if "scale_factors" in call.args:
+        given = call.get("scale_factors")
+        return list(given) if given else [None] * dims
+    return [call.get(name) for name in (("scales",) if dims == 1 else ("scales_h", "scales_w"))]
+
+
+def _step(size: int, out: int, factor: float | None, align_corners: bool) -> float:
+    """Input steps for one output step, rounded where torch rounds."""
+    if align_corners:
+        return float(np.float32(size - 1) / np.float32(out - 1)) if out > 1 else 0.0
+    if factor is not None and factor > 0:
+        return float(np.float32(1.0 / factor))
+    return float(np.float32(size) / np.float32(out))
+
+
+def _lower_upsample(mode: str, dims: int) -> Lower:
+    def lower(call: Call, b: Builder) -> Value:
+        out = call.outputs[0]
+        align_corners = bool(call.get("align_corners", False))
+        factors = [None] * (2 - dims) + _scales(call, dims)
+        x, shape = _as_picture(call["input"] if "input" in call.args else call["self"], out.shape, dims, b)
+        if math.prod(shape) == 0:
+            return values.scalar(0, out.dtype, out.shape)
+        steps = [_step(x.shape[d], shape[d], factors[d], align_corners) for d in (-2, -1)]
+        constants = {"MODE": mode, "HALF": not align_corners}
+        params = {"scale_h": steps[0], "scale_w": steps[1]}
+        return b.reshape(_launch("upsample", x, shape, b, params, constants), out.shape)
+
+    return lower
+
+
+def _known_factors(dims: int) -> Accepts:
+    def accepts(call: Call) -> str | None:
+        known = all(factor is None or isinstance(factor, (int, float)) for factor in _scales(call, dims))
+        return None if known else "upsample: a scale factor that depends on the shape"
+
+    return accepts
+
+
+for _name, _mode, _dims in (("nearest1d", "nearest", 1), ("nearest2d", "nearest", 2), ("bilinear2d", "linear", 2)):
+    register(
+        (f"aten.upsample_{_name}.vec", f"aten.upsample_{_name}.default"),
+        accepts=every(dtypes(FLOATS), _known_factors(_dims)),
+        lower=_lower_upsample(_mode, _dims),
+        preserve=True,
+    )
+
+
+# --- pixel shuffle ----------------------------------------------------------------------------------------------------
+
+
+def _lower_shuffle(call: Call, b: Builder) -> Value:
+    out = call.outputs[0]
+    r = call["upscale_factor"]
+    if math.prod(out.shape) == 0:  # eager keeps the shape of an empty tensor, export does not: the spec decides
+        return values.scalar(0, out.dtype, out.shape)
+    *lead, channels, height, width = out.shape
+    x = b.movable(b.reshape(call["self"], (math.prod(lead) * channels, r, r, height // r, width // r)))
+    return b.reshape(values.permute(x, (0, 3, 1, 4, 2)), out.shape)
+
+
+def _lower_unshuffle(call: Call, b: Builder) -> Value:
+    out = call.outputs[0]
+    r = call["downscale_factor"]
+    if math.prod(out.shape) == 0:  # eager keeps the shape of an empty tensor, export does not: the spec decides
+        return values.scalar(0, out.dtype, out.shape)
+    *lead, channels, height, width = call["self"].shape
+    x = b.movable(b.reshape(call["self"], (math.prod(lead) * channels, height // r, r, width // r, r)))
+    return b.reshape(values.permute(x, (0, 2, 4, 1, 3)), out.shape)
+
+
+register("aten.pixel_shuffle.default", accepts=dtypes(ALL), lower=_lower_shuffle, preserve=True)
+register("aten.pixel_unshuffle.default", accepts=dtypes(ALL), lower=_lower_unshuffle, preserve=True)
+
+
+# --- pooling ----------------------------------------------------------------------------------------------------------
+
+
+def _window(call: Call) -> dict[str, int]:
+    kernel = _pair(call["kernel_size"])
+    pairs = {
+        "kernel": kernel,
+        "stride": _pair(call.get("stride") or kernel),
+        "pad": _pair(call.get("padding", 0)),
+        "dil": _pair(call.get("dilation", 1)),
+    }
+    return {f"{name}_{axis}": pair[d] for name, pair in pairs.items() for d, axis in enumerate("hw")}
+
+
+def _lower_max_pool(call: Call, b: Builder) -> tuple[Value | None, Value | None]:
+    x = call["self"]
+    shape = call.outputs[0].shape if call.outputs[0] is not None else call.outputs[1].shape
+    if call.outputs[1] is None:
+        return _launch("pool", x, shape, b, _window(call), {"MODE": "max", "INDICES": False}), None
+    best, where = b.temp(shape, x.dtype), b.temp(shape, "int64")
+    if math.prod(shape):
+        b.launch_into(
+            "pool",
+            targets={"out": best, "indices": where},
+            reads={"x": _readable(x, b)},
+            groups=-(-math.prod(shape) // WORKGROUP),
+            params=_plane_params(x, shape) | _window(call),
+            constants={"MODE": "max", "INDICES": True},
+        )
+    return values.of_tensor(best), values.of_tensor(where)
+
+
+def _lower_avg_pool(call: Call, b: Builder) -> Value:
+    params = _window(call) | {
+        "divisor": float(call.get("divisor_override", 0)),
+        "count_pad": int(call.get("count_include_pad", True)),
+    }
+    return _launch("pool", call["self"], call.outputs[0].shape, b, params, {"MODE": "avg", "INDICES": False})
+
+
+def _lower_adaptive(call: Call, b: Builder) -> Value:
+    return _launch("pool", call["self"], call.outputs[0].shape, b, {}, {"MODE": "adaptive", "INDICES": False})
+
+
+register("aten.max_pool2d_with_indices.default", accepts=dtypes(FLOATS, "self"), lower=_lower_max_pool, preserve=True)
+register("aten.avg_pool2d.default", accepts=dtypes(FLOATS, "self"), lower=_lower_avg_pool, preserve=True)
+register(
+    ("aten._adaptive_avg_pool2d.default", "aten.adaptive_avg_pool2d.default"),
+    accepts=dtypes(FLOATS, "self"),
+    lower=_lower_adaptive,
+    preserve=True,
+)
+
+
+# --- borders ----------------------------------------------------------------------------------------------------------
+
+
+def _lower_border(reflect: bool, dims: int) -> Lower:
+    def lower(call: Call, b: Builder) -> Value:
+        out = call.outputs[0]
+        pads = list(call["padding"])  # pairs start at the last axis
+        x, shape = _as_picture(call["self"], out.shape, dims, b)
+        before = (0 if dims == 1 else pads[2], pads[0])
+        params = {"before_h": np.int32(before[0]), "before_w": np.int32(before[1])}
+        return b.reshape(_launch("pad_edge", x, shape, b, params, {"REFLECT": reflect}), out.shape)
+
+    return lower
+
+
+for _dims in (1, 2):
+    for _name, _reflect in (("reflection", True), ("replication", False)):
+        register(
+            f"aten.{_name}_pad{_dims}d.default",
+            accepts=dtypes(FLOATS, "self"),
+            lower=_lower_border(_reflect, _dims),
+            preserve=True,
+        )

@@ -1,0 +1,67 @@
+"""The two exported methods.
+
+`stack`   log-mel frames `[1, 8*T, mel]` → encoder frames `[1, T, H]`
+`encode`  encoder frames `[1, S, H]`, lengths `[2]` → probabilities `[1, 8*S, speakers]`
+
+`lengths` are how many frames are attended to, and how many there are: what is after them is padding that makes S a
+multiple, and changes nothing before it. The difference of the two is transformers' own: a masked frame is not
+attended to, but the convolution that upsamples its neighbour sees it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class StackMethod(nn.Module):
+    """Feature stacking and its projection; the frames come padded to whole groups."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        stacking = model.model.audio_tower.embedder
+        self.projection = stacking.projection
+        self.factor: int = stacking.subsampling_factor
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        batch, frames, bins = features.shape
+        embeds: torch.Tensor = self.projection(features.reshape(batch, frames // self.factor, bins * self.factor))
+        return embeds
+
+
+class EncodeMethod(nn.Module):
+    """The encoder, the upsampler and the classifier with its sigmoid, with the model's own attention.
+
+    Positions restart at every call, so the rotary table is a constant, made by the model's own code.
+    """
+
+    def __init__(self, model: Any, max_frames: int):
+        super().__init__()
+        tower = model.model.audio_tower
+        self.input_layer_norm, self.layers, self.layer_norm = tower.input_layer_norm, tower.layers, tower.layer_norm
+        self.proj, self.upsampler, self.classifier = model.model.proj, model.model.upsampler, model.classifier
+        self.additive: bool = tower.config._attn_implementation == "eager"
+        weight = self.proj.weight
+        # In float32, as the model computes them in any precision.
+        cos, sin = tower.rotary_emb(torch.zeros(1, dtype=torch.float32), torch.arange(max_frames)[None])
+        self.register_buffer("cos", cos.to(weight.dtype), persistent=False)
+        self.register_buffer("sin", sin.to(weight.dtype), persistent=False)
+
+    def forward(self, embeds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        frames = embeds.shape[1]
+        index = torch.arange(frames, device=embeds.device)
+        mask = (index < lengths[0:1])[None, None, None, :].expand(1, 1, frames, frames)
+        if self.additive:
+            # Eager attention adds its mask.
+            zero = torch.zeros((), dtype=embeds.dtype)
+            mask = torch.where(mask, zero, torch.finfo(embeds.dtype).min)
+        position = self.get_buffer("cos")[:, :frames], self.get_buffer("sin")[:, :frames]
+        hidden = self.input_layer_norm(embeds)
+        for layer in self.layers:
+            hidden = layer(hidden, attention_mask=mask, position_embeddings=position)
+        hidden = self.proj(self.layer_norm(hidden))
+        # The convolution pads with zeros after the last frame: padding of ours must look the same.
+        hidden = hidden * (index < lengths[1:2])[None, :, None].to(hidden.dtype)
+        return torch.sigmoid(self.classifier(self.upsampler(hidden)))

@@ -1,0 +1,239 @@
+"""`zoo run real-esrgan`: pictures from files through an exported program into files, without torch.
+
+    file ─ pictures.py ─► colour, alpha ─ tiling.py ─► bands of tiles ─ resample.py ─► at --scale ─ sinks.py ─► file
+
+Colour goes through the network, alpha through Lanczos; both arrive band by band, so what is held is the input, one
+row of tiles, and no more.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from recipes.real_esrgan import tiling
+from recipes.real_esrgan.pictures import Picture, open_picture
+from recipes.real_esrgan.resample import Resizer
+from recipes.real_esrgan.sinks import check_picture_output, loses, open_sink
+from recipes.recipe import UserError
+from zoo.console import say, stderr
+
+SAMPLE = "sample:"  # `sample:astronaut` is a picture that scikit-image ships
+_LINE_EVERY = 20.0  # seconds between lines of progress in a log
+
+
+class Runnable(Protocol):
+    """What runs the exported method: a `zoo.program.Program`."""
+
+    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a picture took: pixels of output, tiles, seconds."""
+
+    width: int
+    height: int
+    tiles: int
+    seconds: float
+
+    @property
+    def megapixels(self) -> float:
+        return self.width * self.height / 1e6
+
+
+class Upscaler:
+    """Enlarges pictures with one loaded program. `assets` is the folder beside the `.pte`.
+
+    `tile`: auto, or the side in pixels that each tile adds; 0 takes a picture whole. `budget`: bytes that the
+    largest intermediate of an automatic tile may take.
+    """
+
+    def __init__(
+        self, program: Runnable, assets: Path, tile: str = "auto", budget: int = tiling.DEFAULT_BUDGET
+    ) -> None:
+        try:
+            self.metadata: dict[str, Any] = json.loads((assets / "recipe.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {assets / 'recipe.json'}: {error}; export again") from error
+        self.limits = tiling.Limits(**{item.name: self.metadata[item.name] for item in fields(tiling.Limits)})
+        self._program = program
+        self._tile = tiling.auto_tile(self.limits, budget) if tile == "auto" else parse_tile(tile)
+        self._said: set[str] = set()
+
+    def array(self, pixels: np.ndarray) -> np.ndarray:
+        """One window, float32 `[1, 3, h, w]` in [0, 1], enlarged."""
+        return self._program.run("upscale", pixels)[0]
+
+    def scale_of(self, scale: int | None) -> int:
+        """The factor to enlarge by. Raises `UserError` for one that the network is too small for."""
+        own = self.limits.scale
+        if scale is not None and not min(2, own) <= scale <= own:
+            allowed = ", ".join(str(n) for n in range(2, own + 1))
+            raise UserError(f"--scale {scale}: this network enlarges ×{own}: choose one of {allowed}")
+        return own if scale is None else scale
+
+    def layout(self, picture: Picture) -> tiling.Layout:
+        try:
+            return tiling.plan(picture.height, picture.width, self._tile, self.limits)
+        except ValueError as error:
+            raise UserError(f"--tile {self._tile}: {error}: choose a smaller tile, or auto") from None
+
+    def file(self, source: Path, output: Path, scale: int | None = None) -> Done:
+        """Enlarges a picture file into another. Raises `UserError`; what was at `output` stays then."""
+        factor = self.scale_of(scale)
+        picture = open_picture(source)
+        width, height = factor * picture.width, factor * picture.height
+        check_picture_output(output, width, height)
+        layout = self.layout(picture)
+        channels = picture.colour.shape[2] + (picture.alpha is not None)
+        deep = picture.limit > 255
+        for line in (*picture.notices, *loses(output, channels, deep)):
+            say(f"warning: {line}")
+        if not layout.exact:
+            self._once(
+                f"tiles overlap by {layout.overlap} pixels and the network sees {self.limits.radius}: the result is "
+                "not quite that of the whole picture at once"
+            )
+        started = time.perf_counter()
+        with (
+            open_sink(output, width, height, channels, deep, picture.icc) as sink,
+            progress(source.name, layout.tiles) as advance,
+        ):
+            for rows in self._rows(picture, layout, width, height, advance):
+                sink.write(rows)
+        return Done(width, height, layout.tiles, time.perf_counter() - started)
+
+    def _once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            say(f"note: {line}")
+
+    def _rows(
+        self, picture: Picture, layout: tiling.Layout, width: int, height: int, advance: Callable[[], None]
+    ) -> Iterator[np.ndarray]:
+        bands = tiling.upscale(picture.read, self.array, layout, self.limits, picture.finish, advance)
+        own = (self.limits.scale * picture.height, self.limits.scale * picture.width)
+        if own != (height, width):
+            bands = Resizer(*own, height, width).stream(bands)
+        if picture.alpha is None:
+            yield from bands
+            return
+        alpha, resizer, top = picture.alpha, Resizer(picture.height, picture.width, height, width), 0
+        for band in bands:
+            for start in range(0, len(band), 64):
+                part = band[start : start + 64]
+                rows = resizer.rows(lambda y0, y1: alpha[y0:y1], top, top + len(part))
+                yield np.concatenate([part, rows], 2)
+                top += len(part)
+
+    def folder(self, source: Path, output: Path, scale: int | None = None) -> tuple[list[Done], int]:
+        """Every picture of a folder into another, as PNG. A broken one is reported and counted, and the rest go on."""
+        self.scale_of(scale)
+        pairs = folder_pairs(source, output)
+        try:
+            output.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make folder {output}: {error.strerror}") from error
+        done, failed = [], 0
+        for number, (path, target) in enumerate(pairs, 1):
+            try:
+                one = self.file(path, target, scale)
+            except UserError as error:
+                failed += 1
+                say(f"warning: {error}; going on")
+            else:
+                done.append(one)
+                say(f"{number} of {len(pairs)}: {target} {one.width}×{one.height} in {one.seconds:.1f} s")
+        return done, failed
+
+
+def parse_tile(text: str) -> int:
+    """Raises `UserError` for what is neither `auto` (0 here: the caller handles it) nor a whole number."""
+    if text == "auto":
+        return 0
+    if not text.isascii() or not text.isdigit():
+        raise UserError(f"--tile {text}: give auto, a number of pixels, or 0 for the whole picture at once")
+    return int(text)
+
+
+def sample_path(text: str) -> Path:
+    """`sample:NAME` as the path of a picture in scikit-image, anything else as the path that it is."""
+    if not text.startswith(SAMPLE):
+        return Path(text).expanduser()
+    spec = importlib.util.find_spec("skimage")  # found, not imported
+    if spec is None or spec.origin is None:
+        raise UserError(f"{text}: sample pictures come with scikit-image: pip install 'webgpu-zoo[real-esrgan]'")
+    folder = Path(spec.origin).parent / "data"
+    for ending in (".png", ".jpg"):
+        if (path := folder / (text.removeprefix(SAMPLE) + ending)).is_file():
+            return path
+    names = sorted(path.stem for path in folder.iterdir() if path.suffix in (".png", ".jpg"))
+    raise UserError(f"scikit-image ships no picture {text.removeprefix(SAMPLE)!r}: choose one of {', '.join(names)}")
+
+
+def folder_pairs(source: Path, output: Path) -> list[tuple[Path, Path]]:
+    """The pictures of a folder by their endings, and where each goes. Raises `UserError` when there is none."""
+    Image.init()
+    readable = {ending for ending, kind in Image.EXTENSION.items() if kind in Image.OPEN}
+    paths = sorted(
+        path
+        for path in source.iterdir()
+        if path.is_file() and path.suffix.lower() in readable and not path.name.startswith(".")
+    )
+    if not paths:
+        raise UserError(f"{source} holds no pictures")
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file: a folder of pictures goes into a folder")
+    if output.resolve() == source.resolve():
+        raise UserError("the output folder is the input folder: name another")
+    stems = [path.stem for path in paths]
+    names = [path.stem if stems.count(path.stem) == 1 else path.name for path in paths]
+    return [(path, output / f"{name}.png") for path, name in zip(paths, names, strict=True)]
+
+
+@contextmanager
+def progress(what: str, steps: int) -> Iterator[Callable[[], None]]:
+    """Yields a function to call after each step: a bar with the time left, or now and then a line in a log."""
+    console = stderr()
+    if steps > 1 and console.is_terminal:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(what.replace("[", r"\["), total=steps)
+            yield lambda: bar.advance(task)
+        return
+    started = last = time.perf_counter()
+    count = 0
+
+    def advance() -> None:
+        nonlocal last, count
+        count += 1
+        now = time.perf_counter()
+        if now - last >= _LINE_EVERY and count < steps:
+            last = now
+            left = (now - started) / count * (steps - count)
+            say(f"{what}: tile {count} of {steps}, {_duration(left)} left")
+
+    yield advance
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes // 60} h {minutes % 60} min"
+        if minutes >= 60
+        else f"{minutes} min {rest} s"
+        if minutes
+        else f"{rest} s"
+    )

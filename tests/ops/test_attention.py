@@ -1,0 +1,248 @@
+"""pytest tests/ops/test_attention.py
+
+Tolerances: weights are exp of float32 sums of up to 256 products, so 1e-5 relative holds for unit normals; float16
+results are rounded once.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import assert_close, check_op, refusal_of, run_op
+from test_matmul import check_chain
+
+from backend.expr import parse
+from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.ops import registry
+from backend.runtime.delegate import Delegate
+
+SDPA = "aten.scaled_dot_product_attention.default"
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+HALF = {"atol": 2e-3, "rtol": 2e-3}
+INF = float("inf")
+# Both kernels for few queries (one span of 256 keys, several) and the tiled one, with tails.
+LENGTHS = [(1, 1), (1, 33), (3, 257), (8, 600), (9, 7), (33, 33), (70, 131)]
+
+
+def qkv(
+    queries: int, keys: int, depth: int = 8, width: int | None = None, lead: tuple[int, ...] = (2, 3)
+) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [
+        torch.randn(*lead, queries, depth),
+        torch.randn(*lead, keys, depth),
+        torch.randn(*lead, keys, width or depth),
+    ]
+
+
+@pytest.mark.parametrize("queries, keys", LENGTHS)
+def test_head_dims(queries, keys):
+    for depth, width in ((1, 1), (4, 4), (7, 5), (64, 64), (80, 130), (96, 36), (256, 256), (20, 300)):
+        check_op(SDPA, *qkv(queries, keys, depth, width), **CLOSE)
+
+
+@pytest.mark.parametrize("queries, keys", LENGTHS)
+def test_masks(queries, keys):
+    args = qkv(queries, keys)
+    for shape in (
+        (queries, keys),
+        (1, keys),
+        (queries, 1),
+        (3, 1, keys),
+        (2, 1, 1, keys),
+        (2, 3, queries, keys),
+        (1, 1, 1, 1),
+    ):
+        check_op(SDPA, *args, attn_mask=torch.randn(shape), **CLOSE)
+        check_op(SDPA, *args, attn_mask=torch.rand(shape) > 0.4, **CLOSE)
+
+
+@pytest.mark.parametrize("queries, keys", LENGTHS)
+def test_causal_is_aligned_at_the_top_left(queries, keys):
+    check_op(SDPA, *qkv(queries, keys), is_causal=True, **CLOSE)
+
+
+@pytest.mark.parametrize("queries, keys", LENGTHS)
+def test_grouped_heads(queries, keys):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 6, queries, 12), torch.randn(2, 2, keys, 12), torch.randn(2, 3, keys, 12)
+    check_op(SDPA, q, k, v, enable_gqa=True, **CLOSE)
+    check_op(SDPA, q, k, k, attn_mask=torch.rand(1, 6, queries, keys) > 0.3, enable_gqa=True, **CLOSE)
+    check_op(SDPA, q, k[:, :1], v[:, :1], enable_gqa=True, **CLOSE)
+    check_op(SDPA, q[0], k[0], v[0], enable_gqa=True, **CLOSE)
+
+
+@pytest.mark.parametrize("queries, keys", LENGTHS)
+def test_ranks_and_broadcast_batches(queries, keys):
+    q, k, v = qkv(queries, keys, 12)
+    check_op(SDPA, q[0], k[0], v[0], **CLOSE)
+    check_op(SDPA, q[0, 0], k[0, 0], v[0, 0], attn_mask=torch.randn(queries, keys), **CLOSE)
+    check_op(SDPA, q, k[:1], v[:, :1], **CLOSE)
+    check_op(SDPA, q[:, :1], k, v, **CLOSE)
+
+
+@pytest.mark.parametrize("queries, keys", [(1, 33), (2, 700), (40, 70)])
+def test_float16(queries, keys):
+    for depth in (16, 7):
+        args = [x.half() for x in qkv(queries, keys, depth)]
+        check_op(SDPA, *args, **HALF)
+        check_op(SDPA, *args, attn_mask=torch.randn(queries, keys).half(), **HALF)
+        check_op(SDPA, *args, attn_mask=torch.rand(queries, keys) > 0.3, **HALF)
+    long = [torch.full((1, 1, n, 64), 60.0).half() for n in (queries, keys, keys)]  # scores of 230400 before the scale
+    check_op(SDPA, *long, **HALF)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, -0.3])
+def test_scale(scale):
+    check_op(SDPA, *qkv(5, 9), scale=scale, **CLOSE)
+    check_op(SDPA, *qkv(20, 9), scale=scale, **CLOSE)
+
+
+def test_empty():
+    check_op(SDPA, *qkv(3, 0))
+    check_op(SDPA, *qkv(30, 0, 8, 5))
+    check_op(SDPA, *qkv(0, 3))
+    check_op(SDPA, *qkv(3, 4, lead=(0, 2)))
+
+
+# --- rows with little or nothing to see -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [3, 33, 257, 600])
+@pytest.mark.parametrize("queries", [2, 40])
+def test_n2_fully_masked_row(queries, keys):
+    q, k = torch.ones(1, 1, queries, 4), torch.ones(1, 1, keys, 4)
+    mask = torch.zeros(queries, keys)
+    mask[1::2] = -INF
+    for form in (mask, mask == 0):
+        (out,) = run_op(SDPA, q, k, k, attn_mask=form)
+        eager = torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=form)
+        assert_close(out, eager.double().numpy(), atol=1e-6, rtol=0)
+        assert (out[0, 0, ::2] == 1).all() or np.allclose(out[0, 0, ::2], 1, atol=1e-6)
+        assert (out[0, 0, 1::2] == 0).all()
+
+
+@pytest.mark.parametrize("queries, keys", [(2, 33), (2, 600), (40, 70)])
+def test_row_masked_by_the_lowest_float_is_an_average(queries, keys):
+    """A mask of finfo.min everywhere hides nothing: all scores round to the same number."""
+    lowest = torch.full((queries, keys), torch.finfo(torch.float32).min)
+    q, k, v = qkv(queries, keys)
+    golden = v.double().mean(2, keepdim=True).expand(2, 3, queries, 8)
+    check_op(SDPA, q, k, v, attn_mask=lowest, golden=lambda: golden, **CLOSE)
+
+
+@pytest.mark.parametrize("queries", [1, 33])
+def test_single_visible_key(queries):
+    """A decoder's first step: a cache of 1024 positions of which one is filled; hidden ones are never read."""
+    q, k, v = qkv(queries, 1024, 64)
+    for visible in (0, 255, 256, 1023):
+        mask = torch.zeros(1, 1, queries, 1024, dtype=torch.bool)
+        mask[..., visible] = True
+        check_op(
+            SDPA, q, k, v, attn_mask=mask, golden=lambda at=visible: v[:, :, at : at + 1].double().expand_as(q), **CLOSE
+        )
+
+
+def test_hidden_keys_of_a_cache_do_not_matter():
+    q, k, v = qkv(1, 600)
+    mask = torch.arange(600) < 5
+    clean = run_op(SDPA, q, k, v, attn_mask=mask[None])[0]
+    k[:, :, 5:], v[:, :, 5:] = float("nan"), float("nan")
+    assert np.array_equal(run_op(SDPA, q, k, v, attn_mask=mask[None])[0], clean)
+
+
+@pytest.mark.parametrize("queries, keys", [(3, 33), (3, 600), (40, 70)])
+def test_nan_and_infinities(queries, keys):
+    for bad in (float("nan"), INF, -INF):
+        q, k, v = qkv(queries, keys)
+        q[0, 1, 2, 3] = bad
+        check_op(SDPA, q, k, v, **CLOSE)
+        q, k, v = qkv(queries, keys)
+        v[1, 0, keys - 1, 2] = bad
+        check_op(SDPA, q, k, v, **CLOSE)
+
+
+@pytest.mark.parametrize("queries, keys", [(3, 600), (40, 70)])
+def test_large_scores_do_not_overflow(queries, keys):
+    q, k, v = qkv(queries, keys)
+    check_op(SDPA, q * 100, k * 100, v, atol=1e-3, rtol=1e-3)  # eps × scores of some 1e4
+    check_op(SDPA, q, k, v, attn_mask=torch.full((queries, keys), -200.0), atol=2e-5, rtol=2e-5)
+
+
+# --- strides, fusion, dynamic shapes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queries, keys", [(1, 40), (6, 600), (40, 70)])
+def test_permuted_operands_are_not_copied(queries, keys):
+    torch.manual_seed(0)
+    inputs = {
+        "q0": torch.randn(2, queries, 3, 16), "k0": torch.randn(2, keys, 3, 16), "v0": torch.randn(3, 16, 2, keys),
+        "m": torch.randn(keys, queries),
+    }  # fmt: skip
+    templates = check_chain(
+        inputs,
+        ("q", "aten.permute.default", {"self": "q0", "dims": [0, 2, 1, 3]}),
+        ("k", "aten.permute.default", {"self": "k0", "dims": [0, 2, 1, 3]}),
+        ("v", "aten.permute.default", {"self": "v0", "dims": [2, 0, 3, 1]}),
+        ("mask", "aten.permute.default", {"self": "m", "dims": [1, 0]}),
+        ("out", SDPA, {"query": "q", "key": "k", "value": "v", "attn_mask": "mask"}),
+        **CLOSE,
+    )
+    assert set(templates) <= {"attention", "attention_few", "attention_merge"}
+
+
+@pytest.mark.parametrize("queries, keys", [(1, 40), (40, 70)])
+def test_slices_and_expanded_masks(queries, keys):
+    """Offsets that are no multiple of 4, and a mask computed from positions, then expanded."""
+    torch.manual_seed(0)
+    templates = check_chain(
+        {
+            "x": torch.randn(2, 3, queries, 17),
+            "c": torch.randn(2, 2, 3, keys, 17),
+            "n": torch.arange(keys).reshape(1, 1, 1, keys),
+        },
+        ("q", "aten.slice.Tensor", {"self": "x", "dim": 3, "start": 1, "end": 17}),
+        ("c1", "aten.slice.Tensor", {"self": "c", "dim": 4, "start": 0, "end": 16}),
+        ("k", "aten.select.int", {"self": "c1", "dim": 0, "index": 0}),
+        ("v", "aten.select.int", {"self": "c1", "dim": 0, "index": 1}),
+        ("seen", "aten.le.Scalar", {"self": "n", "other": 31}),
+        ("mask", "aten.expand.default", {"self": "seen", "size": [2, 1, queries, keys]}),
+        ("out", SDPA, {"query": "q", "key": "k", "value": "v", "attn_mask": "mask"}),
+        **CLOSE,
+    )
+    assert templates.count("pointwise") == 1  # the mask, once, at its own size
+
+
+def test_dynamic_lengths():
+    """One graph: prompts and single steps, over caches on both sides of a span."""
+    torch.manual_seed(0)
+    graph = Graph(symbols={"s": (0, 64), "t": (0, 1024)})
+    queries, keys = parse("s"), parse("t")
+    shapes: list[tuple[Any, ...]] = [(1, 4, queries, 16), (1, 2, keys, 16), (1, 2, keys, 16), (1, 1, queries, keys)]
+    graph.values = [TensorSpec("bool" if i == 3 else "float32", shape) for i, shape in enumerate([*shapes, shapes[0]])]
+    graph.inputs, graph.outputs = [0, 1, 2, 3], [4]
+    names = ("query", "key", "value", "attn_mask")
+    args: dict[str, Any] = {name: Ref(i) for i, name in enumerate(names)}
+    args |= {"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": True}
+    graph.nodes = [Node(SDPA, args, (4,))]
+    assert registry.refusal(graph.call(graph.nodes[0])) is None
+    delegate = Delegate(to_blob(graph), {}.__getitem__)
+    for s, t in ((33, 33), (1, 34), (1, 300), (5, 0), (0, 7), (40, 513), (1, 34)):
+        q, k, v = torch.randn(1, 4, s, 16), torch.randn(1, 2, t, 16), torch.randn(1, 2, t, 16)
+        mask = torch.rand(1, 1, s, t) > 0.5
+        golden = torch.nn.functional.scaled_dot_product_attention(
+            q.double(), k.double(), v.double(), mask, enable_gqa=True
+        )
+        (out,) = delegate.execute([x.numpy() for x in (q, k, v, mask)])
+        assert_close(out, golden.numpy(), **CLOSE)
+    delegate.close()
+
+
+def test_refusals():
+    args = qkv(3, 5)
+    assert "dropout" in (refusal_of(SDPA, *args, dropout_p=0.5) or "")
+    assert "float64" in (refusal_of(SDPA, *(x.double() for x in args)) or "")
+    assert "rank 5" in (refusal_of(SDPA, *(x[None] for x in args)) or "")
+    assert refusal_of(SDPA, *args, scale=1 / math.sqrt(3)) is None
