@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -129,17 +130,22 @@ def is_shape_node(node: torch.fx.Node) -> bool:
 KeyOf = Callable[[str, torch.Tensor, bool], str | None]
 
 
-def convert(program: ExportedProgram, key_of: KeyOf = lambda name, tensor, is_state: name) -> Converted:
+def convert(
+    program: ExportedProgram,
+    key_of: KeyOf = lambda name, tensor, is_state: name,
+    lowest: Mapping[str, int] = MappingProxyType({}),
+) -> Converted:
     """The graph of an edge program, or of the part of one that a backend is given.
 
     key_of(qualified name, tensor, is_state) names a constant's bytes in named data; None for a state of zeros. Nodes that the format cannot express are
     listed in `refused`; their results get specs nevertheless, so that the rest can be judged.
     """
-    return _Converter(program, key_of).run()
+    return _Converter(program, key_of, lowest).run()
 
 
 class _Converter:
-    def __init__(self, program: ExportedProgram, key_of: KeyOf):
+    def __init__(self, program: ExportedProgram, key_of: KeyOf, lowest: Mapping[str, int]):
+        self.lowest = lowest
         self.program = program
         self.key_of = key_of
         self.result = Converted(Graph())
@@ -316,6 +322,7 @@ class _Converter:
         for name in sorted(used):
             span = bounds.get(name)
             low = int(span.lower) if span is not None and span.lower.is_Integer else 0
+            low = min(low, self.lowest.get(name, low))
             high = int(span.upper) if span is not None and span.upper.is_Integer else None
             # export's own lower bound of 2 means "not specialised to 0 or 1", not that 1 is refused
             self.graph.symbols[name] = (low if low > 2 else min(low, 1), high if high is None or high < 2**31 else None)

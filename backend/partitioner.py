@@ -7,6 +7,7 @@ is accepted. Refusals keep their reason.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,16 +17,18 @@ import torch
 from executorch.exir.backend.canonical_partitioners.pattern_op_partitioner import (
     generate_partitions_from_list_of_nodes,
 )
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.backend.utils import tag_constant_data
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from backend import passes
 from backend.convert import convert, dtype_name, is_shape_node, normalize, op_name, to_dim
 from backend.graph import BACKEND_ID, Call, TensorSpec
 from backend.ops import registry
-from backend.preprocess import ZooWebGPU  # noqa: F401 - ExecuTorch finds the backend among BackendDetails' subclasses
+from backend.preprocess import LOWEST_SIZES, ZooWebGPU  # noqa: F401 - ExecuTorch finds the backend among BackendDetails' subclasses
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,11 @@ class WebGPUPartitioner(Partitioner):
                 node.replace_all_uses_with(clone, delete_user_cb=lambda user, clone=clone: user is not clone)
                 clone.meta = {key: value for key, value in node.meta.items() if key != "val"}
                 clone.meta["val"] = node.meta["val"].contiguous()
+        _clone_results(exported_program)
+        bounds = {str(symbol): span.lower for symbol, span in exported_program.range_constraints.items()}
+        lowest = {name: int(lower) for name, lower in bounds.items() if lower.is_Integer}
+        specs = [CompileSpec(LOWEST_SIZES, json.dumps(lowest).encode())] if lowest else []
+        self.delegation_spec = DelegationSpec(BACKEND_ID, specs)
         exported_program.graph_module.recompile()
         return exported_program
 
@@ -106,20 +114,53 @@ class WebGPUPartitioner(Partitioner):
         counts = Counter(refused.values())
         self.refusals = [Refusal(op, reason, count) for (op, reason), count in sorted(counts.items())]
         tags = {}
-        partitions = generate_partitions_from_list_of_nodes(
-            exported_program.graph_module, op_support=_Support(refused)
-        )
-        for partition in partitions:
-            if all(is_shape_node(node) for node in partition.nodes):
+        for index, nodes in enumerate(_parts(exported_program, _Support(refused))):
+            if all(is_shape_node(node) for node in nodes):
                 continue
-            tag = f"webgpu_{partition.id}"
+            tag = f"webgpu_{index}"
             tags[tag] = self.delegation_spec
-            for node in partition.nodes:
+            for node in nodes:
                 node.meta["delegation_tag"] = tag
         if tags:
             tag_constant_data(exported_program)
             tag_states(exported_program)
         return PartitionResult(exported_program, tags)
+
+
+def _clone_results(program: ExportedProgram) -> None:
+    """Keeps results apart from the new contents of states: a delegate cannot hand out one value as both."""
+    if not program.graph_signature.buffers:
+        return
+    output = program.graph.output_node()
+    results = {spec.arg.name for spec in program.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT}
+
+    def cloned(node: Any) -> Any:
+        if not isinstance(node, torch.fx.Node) or node.name not in results:
+            return node
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            return node
+        with program.graph.inserting_before(output):
+            clone = program.graph.call_function(torch.ops.aten.clone.default, (node,))
+        clone.meta = dict(node.meta)
+        return clone
+
+    specs = program.graph_signature.output_specs
+    args = list(output.args[0])  # type: ignore[arg-type]
+    for position, spec in enumerate(specs):
+        if spec.kind == OutputKind.USER_OUTPUT:
+            args[position] = cloned(args[position])
+            if isinstance(args[position], torch.fx.Node) and args[position].name != getattr(spec.arg, "name", None):
+                spec.arg = TensorArgument(name=args[position].name)
+    output.args = (tuple(args),)
+
+
+def _parts(program: ExportedProgram, support: _Support) -> list[list[torch.fx.Node]]:
+    """The nodes of each delegate: one when all are supported, even where nothing connects them."""
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    if all(support.is_node_supported({}, node) for node in calls):
+        return [calls] if calls else []
+    found = generate_partitions_from_list_of_nodes(program.graph_module, op_support=support)
+    return [list(partition.nodes) for partition in found]
 
 
 def tag_states(program: ExportedProgram) -> None:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import final
 
 import torch
@@ -24,6 +25,7 @@ from backend.ops import registry
 
 ALIGNMENT = 16
 # ExecuTorch tells programs apart by their named data; a program with state needs some, so that its methods share it.
+LOWEST_SIZES = "lowest_sizes"
 PRESENCE_KEY = "zoo.webgpu"
 
 
@@ -43,13 +45,18 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
     return data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
 
 
+def lowest_sizes(specs: list[CompileSpec]) -> dict[str, int]:
+    """Lower bounds of the symbols as the user declared them: the edge program has 2 where 0 or 1 was said."""
+    return next((json.loads(spec.value) for spec in specs if spec.key == LOWEST_SIZES), {})
+
+
 @final
 class ZooWebGPU(BackendDetails):
     """The class name is the backend's id in the program."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        converted = convert(edge_program, content_key)
+        converted = convert(edge_program, content_key, lowest_sizes(compile_specs))
         if converted.refused:
             raise RuntimeError(f"cannot serialise: {converted.refused}")
         graph = passes.run(converted.graph).compacted()

@@ -4,7 +4,7 @@
 //                  (q_outer is the stride of a position and q_k of e; k alike; v_k is that of a position, v_outer of e)
 //         mask     optional: bool (false hides a key) or float (added), through strides, 0 where it repeats
 // writes  out      [batch, heads, queries, values], row-major
-// params  empty: what a query without keys gives; heads, queries, keys > 0, depth, values, q_tiles, chunks (of 32 * BLOCKS columns of v), scale, strides,
+// params  empty (what a query without keys gives), heads, queries, keys > 0, depth, values, q_tiles, chunks (of 32 * BLOCKS columns of v), scale, strides,
 //         k_repeat and v_repeat: query heads that share a head of k and of v
 // groups  batch * heads * q_tiles * chunks
 //

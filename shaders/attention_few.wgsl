@@ -5,7 +5,7 @@
 //         mask     optional: bool (false hides a key) or float (added), through strides, 0 where it repeats
 // writes  out      [rows, values], row-major, where one span holds all keys (ONE), else for attention_merge:
 //         sums     [rows, spans, values]: sum of weights x v;  stats [rows, spans, 2]: largest score, sum of weights
-// params  empty: what a query without keys gives; heads, queries, keys > 0, depth, values, spans, chunks (of 4 * LANES columns of v), scale, strides, k_repeat and
+// params  empty (what a query without keys gives), heads, queries, keys > 0, depth, values, spans, chunks (of 4 * LANES columns of v), scale, strides, k_repeat and
 //         v_repeat: query heads that share a head of k and of v
 // groups  rows * chunks * spans, rows = batch * heads * queries
 //

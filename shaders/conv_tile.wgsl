@@ -5,7 +5,8 @@
 //         x       raw: [N, C, H, W] at x_start + n * x_n + c * x_c + y * x_h + x * x_w
 // writes  out     [N, O, positions], row-major; positions = out_h * out_w; sums are f32
 // params  out_c, in_c: a group's channels; sets (groups); count = N * positions; depth; weight_outer = depth, weight_k = 1
-// groups  sets * tiles_m * tiles_n: tiles of 8T channels x 8T positions
+//         chunk: the part of depth, a multiple of 128 / T, that one group sums; with several, out has them all in front
+// groups  splits * sets * tiles_m * tiles_n: tiles of 8T channels x 8T positions
 //
 // The tiles are those of gemm.wgsl. Each invocation stages 4 positions (the same ones throughout) x 4 taps of x.
 {% import "tile.wgsl" as t %}
@@ -18,7 +19,8 @@ var<workgroup> tile: array<vec4<f32>, {{ 2 * half }}>;
 {{ entry(64) }}
   let tile_n = group % p.tiles_n;
   let tile_m = (group / p.tiles_n) % p.tiles_m;
-  let part = group / (p.tiles_n * p.tiles_m);
+  let part = group / (p.tiles_n * p.tiles_m) % p.sets;
+  let split = group / (p.tiles_n * p.tiles_m * p.sets);
   let a_base = p.a_start + part * p.out_c * p.depth;
   let first_m = tile_m * {{ 8 * T }}u;
   let first_n = tile_n * {{ 8 * T }}u;
@@ -62,7 +64,8 @@ var<workgroup> tile: array<vec4<f32>, {{ 2 * half }}>;
 {% endfor %}
     let inside = vec4<bool>(in0, in1, in2, in3);
 {% endmacro %}
-  for (var k0 = 0u; k0 < p.depth; k0 += {{ kt }}u) {
+  let k_end = min(p.depth, (split + 1u) * p.chunk);
+  for (var k0 = split * p.chunk; k0 < k_end; k0 += {{ kt }}u) {
 {{ t.stage("weight", "a_base", "p.depth", "p.out_c", "first_m", "k0", a_vec, "k", kt, quads, "0u", "f32") }}
     let k = k0 + kq * 4u;
     let slot = {{ half }}u + kq * {{ 4 * (quads + 1) }}u + quad;
@@ -108,7 +111,7 @@ var<workgroup> tile: array<vec4<f32>, {{ 2 * half }}>;
     let m = first_m + {{ 32 * phase }}u + e / {{ 8 * T }}u;
     let q = first_n + e % {{ 8 * T }}u;
     if (m < p.out_c && q < p.count) {
-      let channel = (q / p.positions * p.sets + part) * p.out_c + m;
+      let channel = ((split * p.batch + q / p.positions) * p.sets + part) * p.out_c + m;
       store(channel * p.positions + q % p.positions, tile[e / 4u][e % 4u]);
     }
   }

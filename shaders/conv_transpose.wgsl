@@ -8,12 +8,16 @@
 //         count = N * sets * out_c * positions; sets (groups)
 // groups  ceil(count / 64)
 
+// DENSE: dilation 1. FLAT: one row, with kernels of one row.
+
+{% if not DENSE %}
 // The first tap that reaches coordinate t (the padding added), or `step` when none does.
 fn first_tap(t: u32, dilation: u32, stride: u32, step: u32) -> u32 {
   var k = 0u;
   while (k < step && (i32(t) - i32(k * dilation)) % i32(stride) != 0) { k++; }
   return k;
 }
+{% endif %}
 
 {{ entry(64) }}
   let i = group * 64u + lid;
@@ -21,10 +25,18 @@ fn first_tap(t: u32, dilation: u32, stride: u32, step: u32) -> u32 {
   let position = i % p.positions;
   let channel = (i / p.positions) % (p.sets * p.out_c);
   let n = i / (p.positions * p.sets * p.out_c);
-  let ty = position / p.out_w + p.pad_h;
-  let tx = position % p.out_w + p.pad_w;
-  let ky0 = first_tap(ty, p.dil_h, p.stride_h, p.step_h);
-  let kx0 = first_tap(tx, p.dil_w, p.stride_w, p.step_w);
+{% for axis in (["w"] if FLAT else ["w", "h"]) %}
+  let t_{{ axis }} = i32({{ "position" if FLAT else ("position % p.out_w" if axis == "w" else "position / p.out_w") }} + p.pad_{{ axis }});
+{% if DENSE %}
+  let k0_{{ axis }} = u32(t_{{ axis }}) % p.stride_{{ axis }};
+{% else %}
+  let k0_{{ axis }} = first_tap(u32(t_{{ axis }}), p.dil_{{ axis }}, p.stride_{{ axis }}, p.step_{{ axis }});
+  if (k0_{{ axis }} >= p.step_{{ axis }}) { store(i, 0.0); return; }
+{% endif %}
+  // The input that the first tap meets; each further tap meets one `back` in front of it. Negative: outside.
+  let at_{{ axis }} = (t_{{ axis }} - i32(k0_{{ axis }} * p.dil_{{ axis }})) / i32(p.stride_{{ axis }});
+  let back_{{ axis }} = i32(p.step_{{ axis }} * p.dil_{{ axis }} / p.stride_{{ axis }});
+{% endfor %}
   let taps = p.kernel_h * p.kernel_w;
   var sum = 0.0;
 {% if channels %}
@@ -34,28 +46,37 @@ fn first_tap(t: u32, dilation: u32, stride: u32, step: u32) -> u32 {
 {% else %}
   let plane = p.x_start + (n * p.out_c + channel) * taps * p.in_h * p.in_w;
 {% endif %}
-  if (ky0 < p.step_h && kx0 < p.step_w) {
-    // Further taps read further left, and above: once in front of the input, all the rest is too.
-    for (var ky = ky0; ky < p.kernel_h && ky * p.dil_h <= ty; ky += p.step_h) {
-      let y = (ty - ky * p.dil_h) / p.stride_h;
-      if (y >= p.in_h) { continue; }
-      for (var kx = kx0; kx < p.kernel_w && kx * p.dil_w <= tx; kx += p.step_w) {
-        let x = (tx - kx * p.dil_w) / p.stride_w;
-        if (x >= p.in_w) { continue; }
-        let tap = ky * p.kernel_w + kx;
-{% if channels %}
-        var at = plane + y * p.x_h + x * p.x_w;
-        var filter_at = filters + tap;
-        for (var c = 0u; c < p.in_c; c++) {
-          sum = fma(load_x(at), load_weight(filter_at), sum);
-          at += p.x_c;
-          filter_at += p.out_c * taps;
-        }
+{% if FLAT %}
+  let y = 0;
+  let ky = 0u;
+  {
 {% else %}
-        sum += load_x(plane + (tap * p.in_h + y) * p.in_w + x);
+  var y = at_h;
+  for (var ky = k0_h; ky < p.kernel_h && y >= 0; ky += p.step_h) {
 {% endif %}
+    if (u32(y) < p.in_h) {
+      var x = at_w;
+      for (var kx = k0_w; kx < p.kernel_w && x >= 0; kx += p.step_w) {
+        if (u32(x) < p.in_w) {
+          let tap = ky * p.kernel_w + kx;
+{% if channels %}
+          var at = plane + u32(y) * p.x_h + u32(x) * p.x_w;
+          var filter_at = filters + tap;
+          for (var c = 0u; c < p.in_c; c++) {
+            sum = fma(load_x(at), load_weight(filter_at), sum);
+            at += p.x_c;
+            filter_at += p.out_c * taps;
+          }
+{% else %}
+          sum += load_x(plane + (tap * p.in_h + u32(y)) * p.in_w + u32(x));
+{% endif %}
+        }
+        x -= back_w;
       }
     }
+{% if not FLAT %}
+    y -= back_h;
+{% endif %}
   }
   store(i, sum);
 }

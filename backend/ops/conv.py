@@ -1,9 +1,9 @@
 """Convolutions: conv1d, conv2d, their transposed forms, and aten.convolution, all as one 2-d family.
 
 The kernel is chosen by structure and size. A kernel of one tap is a matrix product; many channels go through tiles
-(`conv_tile`, or, for a handful of positions, patches and a matrix product); few channels, depthwise and grouped ones are
-summed directly. A transposed convolution is a matrix product whose results are gathered, or a direct gather. Bias is
-pointwise work that the builder moves into the kernel's store.
+(`conv_tile`, or, for a handful of positions, patches and a matrix product); few channels, depthwise and grouped ones
+are summed directly. A transposed convolution is a matrix product whose results are gathered, or a direct gather. Bias
+is pointwise work that the builder moves into the kernel's store.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from backend.runtime.tensor import Tensor
 from backend.runtime.value import Value
 
 WORKGROUP = 64
-import os
-FORCE=bool(os.environ.get('FORCE'))
 FEW_POSITIONS = 8  # up to so many results a channel, the product is one of a matrix and few vectors
 FEW_CHANNELS = 8  # below so many output channels a group, a tile would be mostly empty
+MANY_TILES = 128  # enough to keep a GPU busy
 FEW_TILES = 24  # below so many 64 x 64 tiles, smaller ones keep more of the GPU busy
 SHALLOW = 8  # below so many products a result, staging does not pay
 LARGE = 2**26  # bytes above which products of a transposed convolution are not kept, but gathered from the inputs
@@ -56,6 +55,11 @@ class Geometry:
     @property
     def is_pointwise(self) -> bool:
         return self.kernel == (1, 1) and self.padding == (0, 0) and self.sets == 1
+
+    @property
+    def is_flat(self) -> bool:
+        """One row, and kernels of one row."""
+        return self.size[0] == self.out[0] == self.kernel[0] == 1 and self.padding[0] == 0
 
     def params(self, x: Tensor) -> dict[str, Any]:
         pairs = {
@@ -135,10 +139,8 @@ def _forward(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype
         x = b.reshape(x, (g.batch, g.in_c, g.positions))
         return b.reshape(product(b.reshape(weight, (g.out_c, g.in_c)), x, dtype, b), whole)
     source = b.tensor(x)
-    if FORCE or g.out_c < FEW_CHANNELS or g.depth < SHALLOW:
-
-        return _direct(source, weight, g, whole, dtype, b)
-    if g.batch == 1 and g.sets == 1 and g.positions <= FEW_POSITIONS:
+    few = g.batch == 1 and g.sets == 1 and g.positions <= FEW_POSITIONS
+    if few and g.out_c >= FEW_CHANNELS and g.depth >= SHALLOW:
         count = g.positions * g.depth
         params = g.params(source) | {"count": count, "depth": g.depth}
         patches = b.launch(
@@ -151,16 +153,41 @@ def _forward(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype
         )
         columns = values.permute(b.movable(patches), (1, 0))
         return b.reshape(product(b.reshape(weight, (g.out_c, g.depth)), columns, dtype, b), whole)
+    if not _prefers_tiles(g, b):
+        return _direct(source, weight, g, whole, dtype, b)
     return _tiled(source, weight, g, whole, dtype, b)
+
+
+def _prefers_tiles(g: Geometry, b: Builder) -> bool:
+    if g.out_c < FEW_CHANNELS or g.depth < SHALLOW:
+        return False
+    # On a processor staging costs more than it saves, except where a tile is large and full.
+    return not _on_processor(b) or (g.out_c >= 64 and g.depth >= 256 and _big_tiles(g) >= FEW_TILES)
+
+
+def _on_processor(b: Builder) -> bool:
+    return b.capabilities.adapter_type == "CPU"
+
+
+def _big_tiles(g: Geometry) -> int:
+    return g.sets * -(-g.out_c // 64) * -(-(g.batch * g.positions) // 64)
+
+
+def _aligned(value: Value, b: Builder) -> Tensor:
+    """The value in memory, contiguous and readable four elements at a time."""
+    tensor = b.contiguous(value)
+    if tensor.offset % 4 == 0:
+        return tensor
+    copy = b.temp(tensor.shape, tensor.dtype)
+    b.write(values.of_tensor(tensor), copy)
+    return copy
 
 
 def _direct(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype: str, b: Builder) -> Value:
     packed = g.out_c % 4 == 0
     if packed:  # a group's channels innermost, so that the weights of four are one load
-        kernels = b.reshape(weight, (g.sets, g.out_c, g.depth))
-        weight = values.permute(b.movable(kernels), (0, 2, 1))
-    kernels = b.contiguous(weight)
-    packed = packed and kernels.offset % 4 == 0 
+        weight = values.permute(b.movable(b.reshape(weight, (g.sets, g.out_c, g.depth))), (0, 2, 1))
+    kernels = _aligned(weight, b) if packed else b.contiguous(weight)
     block = 1 if g.out_c == 1 else 4 if g.out_c <= 4 or not packed else 8
     wide = g.out[1] > 2
     blocks, spans = -(-g.out_c // block), -(-g.out[1] // 4) if wide else g.out[1]
@@ -189,24 +216,33 @@ def _tiled(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype:
     kernels = b.contiguous(values.permute(b.movable(weight), (0, 2, 3, 1)) if taps_first else weight)
     vector = g.depth % 4 == 0 and kernels.offset % 4 == 0
     count = g.batch * g.positions
-    big_tiles = g.sets * -(-g.out_c // 64) * -(-count // 64)
-    block = 8 if big_tiles >= FEW_TILES and g.out_c > 32 else 4
+    block = 8 if g.out_c > 32 and _big_tiles(g) >= FEW_TILES else 4
     tiles_m, tiles_n = -(-g.out_c // (8 * block)), -(-count // (8 * block))
+    tiles = g.sets * tiles_m * tiles_n
+    # Few tiles leave a GPU idle: several groups then share a tile's sums.
+    step = 128 // block
+    splits = 1 if _on_processor(b) else max(1, min(MANY_TILES // tiles, 8, g.depth // (4 * step)))
+    chunk = -(-g.depth // (splits * step)) * step
+    splits = -(-g.depth // chunk)
     params = g.params(x) | {"a_start": kernels.offset, "weight_outer": g.depth, "weight_k": 1, "depth": g.depth}
-    return b.launch(
+    sums = b.launch(
         "conv_tile",
-        shape=whole,
-        dtype=dtype,
+        shape=whole if splits == 1 else (splits, *whole),
+        dtype=dtype if splits == 1 else "float32",
         reads={"weight": Vector(kernels) if vector else kernels, "x": x},
-        groups=g.sets * tiles_m * tiles_n,
-        params=params | {"count": count, "tiles_m": tiles_m, "tiles_n": tiles_n},
+        groups=splits * tiles,
+        params=params | {"count": count, "batch": g.batch, "tiles_m": tiles_m, "tiles_n": tiles_n, "chunk": chunk},
         constants={
             "T": block,
             "a_vec": "k" if vector else "",
             "TAPS_FIRST": taps_first,
-            "flat": g.size[0] == g.out[0] == g.kernel[0] == 1 and g.padding[0] == 0,
+            "flat": g.is_flat,
         },
     )
+    if splits == 1:
+        return sums
+    parts = [b.reshape(values.slice_(b.movable(sums), 0, split, 1), whole) for split in range(splits)]
+    return b.pointwise(" + ".join(f"{{{split}}}" for split in range(splits)), parts, dtype, whole)
 
 
 def _transposed(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype: str, b: Builder) -> Value:
@@ -233,7 +269,7 @@ def _transposed(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dt
         reads=reads,
         groups=-(-count // WORKGROUP),
         params=params | {"w_start": kernels.offset, "step_h": steps[0], "step_w": steps[1], "count": count},
-        constants={"channels": channels},
+        constants={"channels": channels, "DENSE": g.dilation == (1, 1), "FLAT": g.is_flat},
     )
 
 

@@ -188,7 +188,8 @@ def _lower_adaptive(call: Call, b: Builder) -> Value:
     return _launch("pool", call["self"], call.outputs[0].shape, b, {}, {"MODE": "adaptive", "INDICES": False})
 
 
-register("aten.max_pool2d_with_indices.default", accepts=dtypes(FLOATS, "self"), lower=_lower_max_pool, preserve=True)
+# Kept by export without asking.
+register("aten.max_pool2d_with_indices.default", accepts=dtypes(FLOATS, "self"), lower=_lower_max_pool)
 register("aten.avg_pool2d.default", accepts=dtypes(FLOATS, "self"), lower=_lower_avg_pool, preserve=True)
 register(
     ("aten._adaptive_avg_pool2d.default", "aten.adaptive_avg_pool2d.default"),

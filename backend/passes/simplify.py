@@ -28,11 +28,16 @@ _TAKE_NUMBERS = {
 
 
 def inline_scalars(graph: Graph) -> Graph:
-    """Constants without dims become literals of pointwise operators."""
+    """Constants without dims become literals of pointwise operators; a fill does not wait for the tensor it is like."""
     return rewrite(graph, _inline)
 
 
 def _inline(look: Rewriter, node: Node) -> Sequence[Node] | None:
+    if node.op == "aten.full_like.default" and node.outputs[0] is not None:  # reads the shape, not the tensor
+        spec = look.graph.values[node.outputs[0]]
+        args = {"size": list(spec.shape), "fill_value": node.args["fill_value"], "dtype": spec.dtype}
+        full = replace(node, op="aten.full.default", args=args)
+        return [full] if look.accepted(full) else None
     numbers = {}
     for name in _TAKE_NUMBERS.get(node.op, ()):
         arg = node.args[name]

@@ -45,14 +45,15 @@ def _environment() -> jinja2.Environment:
 
 @functools.lru_cache(maxsize=4096)
 def _render(template: str, constants: tuple[tuple[str, Any], ...]) -> str:
-    return _environment().get_template(f"{template}.wgsl").render(**dict(constants))
+    """The template's text without its comments, which may name types that the kernel does not use."""
+    text = _environment().get_template(f"{template}.wgsl").render(**dict(constants))
+    return re.sub(r"\s*//.*", "", text)
 
 
 @functools.cache
 def _library() -> dict[str, tuple[str, frozenset[str]]]:
     """The prelude's functions, in order: name -> (text, every name in it)."""
-    source = re.sub(r"\s*//.*", "", _render("prelude", ()))
-    pieces = re.split(r"^(?=fn )", source, flags=re.MULTILINE)[1:]
+    pieces = re.split(r"^(?=fn )", _render("prelude", ()), flags=re.MULTILINE)[1:]
     texts = {piece[3 : piece.index("(")]: piece for piece in pieces}
     return {name: (text, frozenset(_WORD.findall(text))) for name, text in texts.items()}
 
@@ -250,7 +251,7 @@ class Source:
         body = _render(template, tuple(sorted(constants.items())))
         fields = ", ".join(f"{name}: {kind}" for name, kind, _ in self.params)
         uniform = f"@group(0) @binding({len(self.slots)}) var<uniform> p: Params;"
-        head = ["enable f16;"] if self.uses_f16 or "f16" in body else []
+        head = ["enable f16;"] if self.uses_f16 or "f16" in _WORD.findall(body) else []
         parts = [
             *head,
             f"struct Params {{ {fields} }}",

@@ -12,6 +12,7 @@ import numpy as np
 from backend.graph import ITEM_BYTES, BlobError, Graph, TensorSpec, from_blob
 from backend.runtime.builder import Capabilities, lower_graph
 from backend.runtime.device import Device, get_device
+from backend.runtime.errors import DeviceError
 from backend.runtime.hostdata import to_storage
 from backend.runtime.plan import Plan
 from backend.runtime.state import StateStore
@@ -72,6 +73,8 @@ class Delegate:
         with device.lock:
             if self._resources is None or self._resources.device is not device:
                 self._plans.clear()
+                if "shader-f16" not in device.features and any(s.dtype == "float16" for s in self.graph.values):
+                    raise DeviceError(f"{device.name} has no shader-f16: export with --dtype fp32 for it")
                 self._resources = DelegateResources(device, self.graph, self._constant_bytes, self._states)
             key = (tuple(shapes), tuple(sizes))
             plan = self._plans.get(key)

@@ -29,12 +29,15 @@ READ, WRITE, UNIFORM = "read-only-storage", "storage", "uniform"
 
 
 def adapters() -> list[Any]:
-    """Every adapter that wgpu sees, best first; empty when there is none."""
+    """Every adapter that wgpu sees through Vulkan, Metal or D3D12, best first; empty when there is none.
+
+    OpenGL adapters are left out: they lack storage buffers and formats that kernels rely on.
+    """
     try:
         found = wgpu.gpu.enumerate_adapters_sync()
     except Exception as error:
         raise DeviceError(f"wgpu cannot enumerate adapters: {error}") from error
-    usable = [adapter for adapter in found if adapter.info["backend_type"] not in ("OpenGL", "OpenGLES")] or found
+    usable = [adapter for adapter in found if adapter.info["backend_type"] not in ("OpenGL", "OpenGLES")]
     return sorted(usable, key=lambda adapter: _TYPE_ORDER.get(adapter.info["adapter_type"], 4))
 
 

@@ -22,8 +22,7 @@ FIFO_FIELDS = ("fifo_length", "speaker_cache_update_period")
 
 def build(request: ExportRequest) -> Bundle:
     """The methods `stack` and `encode` of the checkpoint that `request` names, in its precision."""
-    bundle = make_bundle(checkpoints.load(request.weights), request.dtype)
-    return bundle
+    return make_bundle(checkpoints.load(request.weights), request.dtype)
 
 
 def make_bundle(checkpoint: Checkpoint, dtype: str = "fp32") -> Bundle:

@@ -22,7 +22,13 @@ class SpeakerCache:
     """
 
     def __init__(
-        self, policy: dict[str, Any], silence: np.ndarray, fifo_length: int, update_period: int, speakers: int, factor: int
+        self,
+        policy: dict[str, Any],
+        silence: np.ndarray,
+        fifo_length: int,
+        update_period: int,
+        speakers: int,
+        factor: int,
     ):
         self.fifo_length, self.update_period = fifo_length, update_period
         self.length: int = policy["speaker_cache_length"]

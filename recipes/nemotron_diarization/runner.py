@@ -154,7 +154,7 @@ class Diarizer:
             have = upto
 
     def _step(self, end: int, ahead: int, valid: int) -> np.ndarray:
-        """Runs the chunk from the next frame to `end`, with look-ahead to `ahead`; frames from `valid` on are masked."""
+        """Runs the chunk from the next frame to `end`, look-ahead to `ahead`; frames from `valid` on are masked."""
         start, factor = self._start, self._factor
         lookback = min(self._back, start)
         begin = start - lookback

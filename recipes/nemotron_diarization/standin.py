@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import (
-    NemotronAsrStreamingFeatureExtractor,
     Nemotron3DiarizationConfig,
     Nemotron3DiarizationForAudioFrameClassification,
     Nemotron3DiarizationProcessor,
+    NemotronAsrStreamingFeatureExtractor,
 )
 
 from recipes.nemotron_diarization import voices
@@ -57,7 +57,7 @@ def tiny() -> Checkpoint:
 
 
 def _make(settings: dict[str, Any], notice: str) -> Checkpoint:
-    config = Nemotron3DiarizationConfig(**settings)
+    config: Any = Nemotron3DiarizationConfig(**settings)
     # The extractor's defaults are those of a speech recognizer; a mel bin count is all that differs here.
     extractor = NemotronAsrStreamingFeatureExtractor(
         feature_size=config.audio_config.num_mel_bins, return_attention_mask=True

@@ -77,7 +77,7 @@ def rmse(actual: np.ndarray, golden: np.ndarray) -> np.ndarray:
 
 
 def _ncnn(run: Callable[[np.ndarray], np.ndarray], checkpoint: Checkpoint, picture: np.ndarray) -> np.ndarray | None:
-    """The difference from ncnn on its own weights, on the same pixels with the border repeated as ncnn does."""
+    """The difference from ncnn on its own weights, on the same pixels mirrored at the border as ncnn does."""
     pair = checkpoint.source
     if pair is None or checkpoint.variant is None or pair.stem not in VARIANTS[checkpoint.variant].ncnn:
         return None
@@ -85,6 +85,6 @@ def _ncnn(run: Callable[[np.ndarray], np.ndarray], checkpoint: Checkpoint, pictu
     made = reference.upscale(pair, picture, scale)
     if made is None:
         return None
-    padded = np.pad(picture, ((border, border), (border, border), (0, 0)), mode="edge")
+    padded = np.pad(picture, ((border, border), (border, border), (0, 0)), mode="reflect")
     inside = slice(scale * border, -scale * border)
     return rmse(run(as_input(padded))[..., inside, inside], as_input(made[0]))

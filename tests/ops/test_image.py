@@ -104,7 +104,14 @@ def test_pixel_shuffle(dtype):
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation"),
-    [([2, 2], [], [0, 0], [1, 1]), ([3, 3], [2, 2], [1, 1], [1, 1]), ([3, 2], [1, 3], [1, 0], [2, 3]), ([5], [2], [2], [1]), ([1, 7], [4, 1], [0, 3], [1, 1]), ([3, 3], [2, 2], [1, 1], [3, 3])],
+    [
+        ([2, 2], [], [0, 0], [1, 1]),
+        ([3, 3], [2, 2], [1, 1], [1, 1]),
+        ([3, 2], [1, 3], [1, 0], [2, 3]),
+        ([5], [2], [2], [1]),
+        ([1, 7], [4, 1], [0, 3], [1, 1]),
+        ([3, 3], [2, 2], [1, 1], [3, 3]),
+    ],
 )
 def test_max_pool(kernel, stride, padding, dilation, ceil_mode, dtype):
     # Few distinct values, so that ties decide where the maximum is.
@@ -138,7 +145,12 @@ def test_max_pool_values_only_carry_a_tail():
 @pytest.mark.parametrize("divisor", [None, 5, -2])
 def test_avg_pool(divisor, count_pad, ceil_mode, dtype):
     x = rand(2, 3, 11, 13, dtype=dtype)
-    for kernel, stride, padding in (([2, 2], [], [0, 0]), ([3, 3], [2, 2], [1, 1]), ([4, 1], [3, 2], [2, 0]), ([5], [4], [1])):
+    for kernel, stride, padding in (
+        ([2, 2], [], [0, 0]),
+        ([3, 3], [2, 2], [1, 1]),
+        ([4, 1], [3, 2], [2, 0]),
+        ([5], [4], [1]),
+    ):
         check_op("aten.avg_pool2d.default", x, kernel, stride, padding, ceil_mode, count_pad, divisor)
 
 

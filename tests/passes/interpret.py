@@ -51,6 +51,9 @@ def _torch_operator(call: Call) -> Any:
         for name, arg in call.args.items()
         if arg is not None
     }
+    if op == "where":  # the backend's takes numbers for tensors
+        like = next((arg.dtype for name, arg in args.items() if name != "condition" and isinstance(arg, torch.Tensor)), None)
+        args = {name: arg if isinstance(arg, torch.Tensor) else torch.tensor(arg, dtype=like) for name, arg in args.items()}
     return overload(**args)
 
 

@@ -1,0 +1,154 @@
+"""Nemotron 3 diarization: who spoke when, up to 8 speakers (`Nemotron3DiarizationForAudioFrameClassification`).
+
+    audio.py ─► samples ─ runner.py, features.py ─► log-mel frames ─ `stack` ─► encoder frames
+    cache.py, topk.py: cached frames + chunk + look-ahead ─ `encode` ─► probabilities ─ segments.py ─► who, when
+
+checkpoint.py, standin.py   weights          modules.py   the two exported methods
+build.py                    the bundle       check.py     against float64 eager
+session.py                  `zoo run`        plot.py      the picture; voices.py: an invented conversation
+This file is the declaration and is read without torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recipes.nemotron_diarization.checkpoint import HUB_ID
+from recipes.recipe import (
+    BACKENDS,
+    FULL_PRECISION,
+    Bundle,
+    Comparison,
+    ExportRequest,
+    QuantMode,
+    Recipe,
+    Tolerance,
+)
+
+if TYPE_CHECKING:
+    from recipes.nemotron_diarization.runner import Runnable
+
+KEEPS = {
+    "stack.projection": "log-mel values are not normalized (-17 to 8): their grid would be coarser than speech is soft",
+    "encode.proj": "192 wide, and all that the decisions are made from passes here: 0.1% of the weights",
+    "encode.classifier": "its outputs meet a threshold: an error there moves the ends of every segment",
+}
+
+
+def _modes(*names: str) -> tuple[QuantMode, ...]:
+    return tuple(QuantMode(name, KEEPS) for name in names)
+
+
+QUANTIZATION = {
+    "xnnpack": _modes("8da4w", "8da8w"),
+    "webgpu": _modes("4w", "8da4w"),
+    "vulkan": _modes("4w", "8da4w"),
+    "cuda": _modes("4w", "8w"),
+    "mlx": _modes("4w", "8w"),
+}
+
+
+def tolerances(dtype: str, mode: str) -> dict[str, Tolerance]:
+    """The bound of every kind of output. `probabilities` are those of one call, `recording` those of a whole run.
+
+    Quantized weights are the same on both sides of the check; whole runs are compared in float32 only, where both
+    sides can be expected to keep the same frames in their speaker caches.
+    """
+    embeds = (1e-5, "one projection in float32 against float64")
+    probabilities = (1e-4, "float32 through 31 layers, in another order of sums than eager's float64")
+    if dtype == "fp16":
+        embeds = (2e-3, "half precision keeps 11 bits (5e-4)")
+        probabilities = (
+            1.5e-1,
+            "half precision (5e-4) at every operation of 31 layers, where a probability is steepest",
+        )
+    if "da" in mode:
+        probabilities = (5e-1, "activations of 8 bits (0.4%) at six linears a layer, where a probability is steepest")
+    bounds = {"embeds": Tolerance(0, *embeds), "probabilities": Tolerance(probabilities[0], 0, probabilities[1])}
+    if dtype == "fp32" and mode == FULL_PRECISION:
+        bounds["recording"] = Tolerance(1e-4, 0, "each chunk hears frames that were chosen by the chunks before it")
+        bounds["decisions"] = Tolerance(0, 0, "no frame further than 1e-4 from the threshold may be decided otherwise")
+    return bounds
+
+
+def build(request: ExportRequest) -> Bundle:
+    from recipes.nemotron_diarization.build import build as build_bundle
+
+    return build_bundle(request)
+
+
+def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
+    from recipes.nemotron_diarization.check import check as check_program
+
+    return check_program(program, request)
+
+
+def run(
+    audio: Annotated[
+        Path | None, typer.Argument(help="An audio file: WAV, FLAC, OGG, MP3, any rate, any channels.")
+    ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Say who speaks as it is heard; without a file, from s16le PCM on stdin.")
+    ] = False,
+    latency: Annotated[
+        str | None, typer.Option(help="Streaming mode of the checkpoint (with --stream); an unknown one lists them.")
+    ] = None,
+    rate: Annotated[int, typer.Option(help="Of the samples on stdin, in Hz.")] = 16000,
+    channels: Annotated[int, typer.Option(help="Of the samples on stdin, interleaved.")] = 1,
+    rttm: Annotated[Path | None, typer.Option(help="Write an RTTM file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG): a timeline per speaker.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print segments as JSON lines, times in seconds.")] = False,
+    threshold: Annotated[float, typer.Option(help="Speech begins above this probability.")] = 0.5,
+    release: Annotated[float | None, typer.Option(help="Speech lasts while above this; default: --threshold.")] = None,
+    min_speech: Annotated[float, typer.Option(help="Drop segments shorter than this many seconds.")] = 0.0,
+    min_gap: Annotated[float, typer.Option(help="Join segments with pauses shorter than this many seconds.")] = 0.0,
+    example: Annotated[
+        bool, typer.Option("--example", help="First write an invented conversation of two voices to AUDIO.")
+    ] = False,
+    backend: Annotated[str, typer.Option("--backend", "-b", help="webgpu, xnnpack or portable.")] = "webgpu",
+    weights: Annotated[str, typer.Option(help="auto, synthetic, tiny, a folder or a hub id.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
+    qlinear: Annotated[str, typer.Option(help="Quantization mode; `zoo list` names them.")] = FULL_PRECISION,
+    runtime: Annotated[str, typer.Option(help="executorch, or direct: without torch and ExecuTorch.")] = "executorch",
+    pte: Annotated[Path | None, typer.Option(help="Use this exported file instead of exporting.")] = None,
+) -> None:
+    """Say who speaks when: segments on stdout, as RTTM, as JSON lines or as a picture."""
+    from recipes.nemotron_diarization.segments import Decision
+    from recipes.nemotron_diarization.session import Outputs, Source, diarize, prepare
+    from zoo.artifact import assets_of
+    from zoo.export import ensure_exported, make_request
+    from zoo.program import Program
+    from zoo.targets import check_target
+
+    # What can be known to be wrong is said before the export, which takes minutes.
+    decision = Decision(threshold, release, min_speech, min_gap)
+    source = Source(audio, stream, latency, rate, channels)
+    outputs = Outputs(rttm, plot, as_json)
+    prepare(source, outputs, example)
+    check_target(backend, to_run=True)
+    path = ensure_exported(RECIPE, make_request(RECIPE, backend, weights=weights, dtype=dtype, qlinear=qlinear), pte)
+    with Program.load(path, runtime) as program:
+        diarize(program, assets_of(path), source, decision, outputs, f"{path.name}, {runtime}")
+
+
+RECIPE = Recipe(
+    name="nemotron-diarization",
+    summary="who spoke when, up to 8 speakers, whole recordings or streaming",
+    checkpoint=HUB_ID,
+    methods=("stack", "encode"),
+    dtypes=("fp32", "fp16"),
+    quantization=QUANTIZATION,
+    tolerances={
+        (backend, dtype, mode): tolerances(dtype, mode)
+        for backend in BACKENDS
+        for dtype in ("fp32", "fp16")
+        for mode in (FULL_PRECISION, *(mode.name for mode in QUANTIZATION.get(backend, ())))
+    },
+    build=build,
+    check=check,
+    run=run,
+    sample_arguments=("{out}.wav", "--example", "--rttm", "{out}.rttm", "--plot", "{out}.png", "--min-speech", "0.1"),
+)

@@ -1,0 +1,135 @@
+"""`zoo check`: prompt and steps against the same module in float64 eager PyTorch.
+
+Both sides are given the same tokens, those that float64 chooses, so that one early difference does not make all later
+rows meaningless; in full precision the program must choose the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from recipes.qwen3.build import build
+from recipes.qwen3.runner import Runnable
+from recipes.recipe import FULL_PRECISION, Bundle, Comparison, ExportRequest, Tolerance
+
+SEED = 7
+PROMPT, STEPS = 512, 128  # of a context that is large enough
+LENGTHS = (1, 2, 9, 33)  # prompts read at once, besides the longest of one call
+
+
+class EagerProgram:
+    """The methods of a bundle as plain PyTorch, with the interface of a loaded program."""
+
+    def __init__(self, bundle: Bundle):
+        self._methods = {name: method.module for name, method in bundle.methods.items()}
+
+    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+        with torch.no_grad():
+            output = self._methods[method](*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+        return [output.numpy()]
+
+
+def golden_bundle(request: ExportRequest) -> Bundle:
+    """The method in float64 on the values that the program's weights stand for, rounded or quantized as they are.
+
+    So the check sees the errors of the arithmetic, of the caches and of quantized activations, and not those of the
+    weights' grid.
+    """
+    bundle = build(request)
+    if request.qlinear != FULL_PRECISION:
+        from torchao.utils import TorchAOBaseTensor
+
+        from recipes.qwen3 import RECIPE
+        from zoo import quantize
+
+        declared = next(mode for mode in RECIPE.quantization[request.backend] if mode.name == request.qlinear)
+        quantize.apply(bundle.methods, request.qlinear, declared)
+        for method in bundle.methods.values():
+            for module in method.module.modules():
+                if isinstance(module, torch.nn.Linear) and isinstance(module.weight, TorchAOBaseTensor):
+                    module.weight = torch.nn.Parameter(module.weight.dequantize(), requires_grad=False)
+    for method in bundle.methods.values():
+        method.module.double()
+    return bundle
+
+
+def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
+    """Rows of the greedy text, of other lengths, of one token at a time, and of the end of the context."""
+    from recipes.qwen3 import tolerances
+
+    bounds = tolerances(request.dtype, request.qlinear, request.option("kv-dtype", request.dtype))
+    bundle = golden_bundle(request)
+    golden = EagerProgram(bundle)
+    rng = np.random.default_rng(SEED)
+    # The end first, while both sides have caches of zeros before it.
+    rows = [_end_row(program, golden, bundle.metadata, bounds, rng)]
+    rows += _greedy_rows(program, golden, bundle.metadata, bounds, rng)
+    rows += _length_rows(program, golden, bundle.metadata, bounds, rng)
+    return rows
+
+
+def _call(program: Runnable, ids: np.ndarray, position: int, meta: dict[str, Any]) -> np.ndarray:
+    """Logits `[1, V]` after `ids` `[S]` from `position` on, in calls that the program takes."""
+    for first in range(0, len(ids), meta["max_prompt"]):
+        part = ids[None, first : first + meta["max_prompt"]]
+        (logits,) = program.run("step", part, np.array([position + first]))
+    return np.array(logits)
+
+
+def _tokens(rng: np.random.Generator, count: int, meta: dict[str, Any]) -> np.ndarray:
+    return rng.integers(0, meta["vocab_size"], count)
+
+
+def _greedy_rows(
+    program: Runnable, golden: Runnable, meta: dict[str, Any], bounds: Mapping[str, Tolerance], rng: np.random.Generator
+) -> list[Comparison]:
+    """A long prompt, then the tokens that float64 finds likeliest, one by one."""
+    prompt = _tokens(rng, min(PROMPT, meta["capacity"] // 2), meta)
+    actual, expected = [_call(program, prompt, 0, meta)], [_call(golden, prompt, 0, meta)]
+    for step in range(min(STEPS, meta["capacity"] // 4)):
+        token = expected[-1].argmax(-1)
+        for side, logits in ((program, actual), (golden, expected)):
+            logits.append(_call(side, token, len(prompt) + step, meta))
+    rows = [
+        Comparison("prompt.logits", actual[0], expected[0], bounds["logits"]),
+        Comparison("steps.logits", np.concatenate(actual[1:]), np.concatenate(expected[1:]), bounds["logits"]),
+    ]
+    if "tokens" in bounds:
+        chosen = (np.concatenate(side).argmax(-1) for side in (actual, expected))
+        rows.append(Comparison("greedy.tokens", *chosen, bounds["tokens"]))
+    return rows
+
+
+def _length_rows(
+    program: Runnable, golden: Runnable, meta: dict[str, Any], bounds: Mapping[str, Tolerance], rng: np.random.Generator
+) -> list[Comparison]:
+    """New texts on used caches, at once and token by token, both against float64 at once."""
+    rows = []
+    for length in (*(n for n in LENGTHS if n < meta["max_prompt"]), meta["max_prompt"]):
+        ids = _tokens(rng, length, meta)
+        expected = _call(golden, ids, 0, meta)
+        rows.append(
+            Comparison(f"prompt[{length}].logits", _call(program, ids, 0, meta), expected, bounds["logits"])
+        )
+        if 1 < length < meta["max_prompt"]:
+            for position in range(length):
+                last = _call(program, ids[position : position + 1], position, meta)
+            rows.append(Comparison(f"stepwise[{length}].logits", last, expected, bounds["logits"]))
+    return rows
+
+
+def _end_row(
+    program: Runnable, golden: Runnable, meta: dict[str, Any], bounds: Mapping[str, Tolerance], rng: np.random.Generator
+) -> Comparison:
+    """The last positions of the context: five at once, then the very last."""
+    ids = _tokens(rng, 6, meta)
+    first = meta["capacity"] - len(ids)
+    sides = [
+        np.concatenate([_call(side, ids[:5], first, meta), _call(side, ids[5:], first + 5, meta)])
+        for side in (program, golden)
+    ]
+    return Comparison("end.logits", sides[0], sides[1], bounds["logits"])

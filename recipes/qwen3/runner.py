@@ -1,0 +1,182 @@
+"""A conversation with an exported Qwen3, without torch: messages in, pieces of the answer out as they are written.
+
+Every turn the whole conversation is laid out by the chat template, as transformers would, and compared with the
+tokens whose keys and values are in the caches: only what follows their common start is read. A new turn reads itself
+and, where the template lays out the last answer in another way than it was written (without its thoughts), that
+answer once more; never the turns before.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from recipes.qwen3.sampling import Sampler, Sampling
+from recipes.qwen3.text import Message, TextFrontend
+from recipes.recipe import UserError
+
+
+class Runnable(Protocol):
+    """What runs the exported methods: a `zoo.program.Program`."""
+
+    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]: ...
+
+
+class ContextFull(UserError):
+    """The conversation is longer than the caches: it cannot go on."""
+
+
+@dataclass
+class Turn:
+    """What one answer took. `end`: stop (the model's own end), length (`max_tokens`), context (the caches are full)."""
+
+    prompt_tokens: int = 0  # of the whole conversation
+    read_tokens: int = 0  # of those, the ones that were not in the caches
+    prompt_seconds: float = 0.0
+    tokens: int = 0  # of the answer, its stop token included
+    seconds: float = 0.0  # from the first token of the answer to its end
+    end: str = ""
+
+    def __str__(self) -> str:
+        ends = {"length": "; stopped at --max-tokens", "context": "; stopped: the context is full"}
+        steps = max(self.tokens - 1, 0)  # the first token comes from the prompt
+        return (
+            f"prompt: {self.read_tokens} of {self.prompt_tokens} tokens read in {self.prompt_seconds:.2f} s "
+            f"({_rate(self.read_tokens, self.prompt_seconds)}); answer: {self.tokens} tokens, "
+            f"{_rate(steps, self.seconds)}{ends.get(self.end, '')}"
+        )
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    return f"{tokens / seconds:.1f} tokens/s" if tokens and seconds > 0 else "no steps"
+
+
+class Generator:
+    """Tokens from one loaded program. One text at a time: the program's caches are the generator's."""
+
+    def __init__(self, program: Runnable, metadata: dict[str, Any]):
+        self.capacity: int = metadata["capacity"]
+        self.stop_ids = frozenset(metadata["stop_ids"])
+        self._program = program
+        self._max_prompt: int = metadata["max_prompt"]
+        self.cached: list[int] = []  # tokens whose keys and values are in the caches, by position
+
+    def read(self, ids: Sequence[int]) -> tuple[np.ndarray, int]:
+        """Makes `ids` the text so far. Returns the logits `[V]` after it and how many tokens had to be read.
+
+        Raises `ContextFull` when it is longer than the caches, `UserError` for logits that are not finite.
+        """
+        if len(ids) > self.capacity:
+            raise ContextFull(
+                f"the context is full: the conversation has {len(ids)} tokens, the program was exported for "
+                f"{self.capacity} (--context makes a larger one)"
+            )
+        # The last token is always run: its logits are what is wanted.
+        start = min(_common(ids, self.cached), len(ids) - 1)
+        for first in range(start, len(ids), self._max_prompt):
+            part = np.asarray([ids[first : min(first + self._max_prompt, len(ids))]], dtype=np.int64)
+            del self.cached[first:]
+            (logits,) = self._program.run("step", part, np.array([first]))
+            self.cached.extend(int(token) for token in part[0])
+        if not np.isfinite(logits).all():
+            raise UserError("the program produced logits that are not finite: nothing more is written")
+        return logits[0], len(ids) - start
+
+    def generate(self, ids: Sequence[int], sampling: Sampling, max_tokens: int, turn: Turn) -> Iterator[int]:
+        """Tokens that follow `ids`, a stop token included; `turn` is filled in as they come."""
+        sampler = Sampler(sampling)
+        text = list(ids)
+        started = time.perf_counter()
+        logits, turn.read_tokens = self.read(text)
+        turn.prompt_tokens = len(text)
+        now = time.perf_counter()
+        turn.prompt_seconds, started = now - started, now
+        turn.end = "length"
+        while turn.tokens < max_tokens:
+            token = sampler.choose(logits, text)
+            text.append(token)
+            turn.tokens += 1
+            turn.seconds = time.perf_counter() - started
+            yield token
+            if token in self.stop_ids:
+                turn.end = "stop"
+                return
+            if len(text) > self.capacity:
+                turn.end = "context"
+                return
+            if turn.tokens < max_tokens:
+                logits, _ = self.read(text)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts start with alike."""
+    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class Chat:
+    """A conversation. `assets` is the folder beside the `.pte`."""
+
+    def __init__(self, program: Runnable, assets: Path, system: str | None = None, thinking: bool = False):
+        try:
+            self.metadata: dict[str, Any] = json.loads((assets / "recipe.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {assets / 'recipe.json'}: {error}; export again") from error
+        self.text = TextFrontend(assets, self.metadata)
+        self.generator = Generator(program, self.metadata)
+        self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        self.thinking = thinking
+        self.turn = Turn()  # of the last answer
+
+    def sampling(self, **chosen: Any) -> Sampling:
+        """The checkpoint's own way to sample, with what was `chosen` (and is not None) in its place."""
+        return Sampling(**{**self.metadata["sampling"], **{k: v for k, v in chosen.items() if v is not None}})
+
+    def reply(self, content: str, sampling: Sampling, max_tokens: int) -> Iterator[str]:
+        """Pieces of the answer to `content`. What is wrong with the arguments is raised here and now.
+
+        Question and answer join the conversation as far as the answer was consumed; `turn` says what it took.
+        """
+        if not content.strip():
+            raise UserError("the prompt is empty: there is nothing to answer")
+        if max_tokens < 1:
+            raise UserError(f"an answer must have at least 1 token, not {max_tokens}")
+        ids = self.text.prompt([*self.messages, {"role": "user", "content": content}], self.thinking)
+        if len(ids) > self.generator.capacity:
+            self.generator.read(ids)  # says what is wrong
+        self.turn = Turn()
+        return self._answer(content, self.generator.generate(ids, sampling, max_tokens, self.turn))
+
+    def _answer(self, content: str, tokens: Iterator[int]) -> Iterator[str]:
+        stream = self.text.stream()
+        answer: list[str] = []
+        try:
+            for token in tokens:
+                if piece := stream.add(token):
+                    answer.append(piece)
+                    yield piece
+        finally:
+            if self.turn.tokens:
+                self.messages.append({"role": "user", "content": content})
+                self.messages.append({"role": "assistant", "content": "".join(answer)})
+
+
+def converse(
+    chat: Chat, lines: Iterator[str], answer: Callable[[Iterator[str]], None], options: tuple[Sampling, int]
+) -> str | None:
+    """A turn for each line that is not empty. Returns why it ended before the lines did: the context is full."""
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            answer(chat.reply(line.strip(), *options))
+        except ContextFull as error:
+            return str(error)
+        if chat.turn.end == "context":
+            return f"the context of {chat.generator.capacity} tokens is full: the conversation ends here"
+    return None

@@ -1,0 +1,50 @@
+"""The device and what is written for it: pytest tests/runtime/test_device.py"""
+
+from __future__ import annotations
+
+import pytest
+
+from backend.graph import Graph, Node, Ref, TensorSpec
+from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.device import choose_adapter, get_device
+from backend.runtime.errors import DeviceError
+
+
+def test_f32_kernels_run_where_shader_f16_is_missing() -> None:
+    """`enable f16` in a kernel that does not need it is refused by adapters without the feature."""
+    spec = TensorSpec("float32", (3, 5))
+    graph = Graph([spec, spec], [0], [1], [])
+    args = {"input": Ref(0), "normalized_shape": [5], "weight": None, "bias": None, "eps": 1e-5}
+    graph.nodes.append(Node("aten.layer_norm.default", args, (1,)))
+    for dispatch in lower_graph(graph, {}, Capabilities()).dispatches:
+        assert "enable f16" not in dispatch.code
+
+
+def test_unknown_adapter_lists_those_there_are() -> None:
+    with pytest.raises(DeviceError, match="matches no adapter"):
+        choose_adapter("no such adapter")
+
+
+def test_opengl_is_no_adapter() -> None:
+    assert get_device().adapter.info["backend_type"] not in ("OpenGL", "OpenGLES")
+
+
+def test_too_large_a_buffer_is_refused_before_allocation() -> None:
+    """R4: more than the adapter's limit is one clear error."""
+    device = get_device()
+    with pytest.raises(DeviceError, match="MiB"):
+        device.buffer(device.limit("max-storage-buffer-binding-size") + 4, "a weight")
+
+
+def test_limits_are_the_adapters_not_the_defaults() -> None:
+    """R4: WebGPU's default is 256 invocations and 128 MiB bindings; what the adapter has is asked for."""
+    device = get_device()
+    for name in ("max-compute-invocations-per-workgroup", "max-storage-buffer-binding-size"):
+        assert device.limit(name) == device.adapter.limits[name]
+
+
+def test_shader_that_does_not_compile_names_the_kernel_and_the_adapter() -> None:
+    device = get_device()
+    with pytest.raises(DeviceError) as caught:
+        device.pipeline("@compute @workgroup_size(1) fn main() { let x: f32 = 1u; }", (), "aten.bad:kernel")
+    assert "aten.bad:kernel" in str(caught.value) and device.name in str(caught.value)
