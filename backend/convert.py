@@ -303,7 +303,9 @@ class _Converter:
                 self.result.refused[node.name] = "an output that is no tensor"
 
     def _declare_symbols(self) -> None:
-        used = {name for spec in self.graph.values for dim in spec.shape if isinstance(dim, Expr) for name in dim.symbols()}
+        used = {
+            name for spec in self.graph.values for dim in spec.shape if isinstance(dim, Expr) for name in dim.symbols()
+        }
         for node in self.graph.nodes:
             used |= set(_symbols_of(list(node.args.values())))
         bounds = {str(symbol): value for symbol, value in self.program.range_constraints.items()}

@@ -211,7 +211,9 @@ class Graph:
             spec = self.values[index]
             if len(shape) != spec.rank:
                 raise ShapeError(f"input {position} has {len(shape)} dimensions, expected {spec}")
-            pending += [(position, axis, dim, size) for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True))]
+            pending += [
+                (position, axis, dim, size) for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True))
+            ]
         for (index, dim), size in zip(self.sizes.items(), sizes, strict=True):
             pending.append((self.inputs.index(index), 0, dim, size))
         progress = True
@@ -230,7 +232,9 @@ class Graph:
                     env[name] = solved
                 expected = evaluate(dim, env)
                 if expected != size:
-                    raise ShapeError(f"input {position}, dimension {axis} is {size}, expected {_describe(dim, expected)}")
+                    raise ShapeError(
+                        f"input {position}, dimension {axis} is {size}, expected {_describe(dim, expected)}"
+                    )
                 for name in [] if isinstance(dim, int) else dim.symbols():
                     low, high = self.symbols.get(name, (0, None))
                     if env[name] < low or (high is not None and env[name] > high):
@@ -414,7 +418,10 @@ def from_blob(blob: bytes | memoryview) -> Graph:
             ],
             sizes={int(index): _dim_from_json(dim) for index, dim in document["sizes"]},
             mutations={int(state): int(value) for state, value in document["mutations"]},
-            symbols={str(name): (int(low), None if high is None else int(high)) for name, (low, high) in document["symbols"].items()},
+            symbols={
+                str(name): (int(low), None if high is None else int(high))
+                for name, (low, high) in document["symbols"].items()
+            },
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BlobError(f"delegate blob is malformed: {error}") from error

@@ -69,6 +69,3 @@ class ZooWebGPU(BackendDetails):
         for key in sorted({spec.constant for spec in graph.values if spec.constant is not None}):
             store.add_named_data(key, tensor_bytes(converted.data[key]()) or b"\0", alignment=ALIGNMENT)
         return PreprocessResult(processed_bytes=to_blob(graph), data_store_output=store.get_named_data_store_output())
-
-
-

@@ -79,6 +79,11 @@ class ExportRequest:
     weights: str = "auto"  # auto | synthetic | tiny | a local path | a hub id
     dtype: str = "fp32"
     qlinear: str = FULL_PRECISION
+    options: tuple[tuple[str, str], ...] = ()  # of `Recipe.options`, those that are not the default, sorted
+
+    def option(self, name: str, default: Any) -> Any:
+        """The value that was asked for `name`, `default` when it was left at the recipe's first choice."""
+        return dict(self.options).get(name, default)
 
 
 @dataclass
@@ -108,6 +113,7 @@ class Recipe:
     sample_arguments                              arguments of `zoo run <name>` used by `make <name>-<backend>`;
                                                   `{out}` in them stands for `out/<name>/<name>-<backend>`
     full_delegation                               backends on which export fails when a node stays outside a delegate
+    options                                       export options of this model alone: name -> choices, default first
     """
 
     name: str
@@ -122,6 +128,7 @@ class Recipe:
     run: Callable[..., None]
     sample_arguments: tuple[str, ...] = ()
     full_delegation: tuple[str, ...] = ("webgpu",)
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def modes(self, backend: str) -> tuple[str, ...]:
         """Quantization modes declared for `backend`, full precision first."""

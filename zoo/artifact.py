@@ -33,10 +33,11 @@ def assets_of(pte: Path) -> Path:
 
 
 def default_path(recipe: Recipe, request: ExportRequest) -> Path:
-    """`out/<model>/<model>-<backend>-<dtype>[-<qlinear>][-<weights>].pte` under the current folder."""
+    """`out/<model>/<model>-<backend>-<dtype>[-<qlinear>][-<option>=<value>…][-<weights>].pte` in the current folder."""
     parts = [recipe.name, request.backend, request.dtype]
     if request.qlinear != FULL_PRECISION:
         parts.append(request.qlinear)
+    parts += [f"{name}={value}" for name, value in request.options]
     if request.weights in ("synthetic", "tiny"):
         parts.append(request.weights)
     elif request.weights != "auto":
@@ -95,6 +96,7 @@ def key(recipe: Recipe, request: ExportRequest) -> dict[str, Any]:
         "backend": request.backend,
         "dtype": request.dtype,
         "qlinear": request.qlinear,
+        **({"options": dict(request.options)} if request.options else {}),
         "weights": request.weights,
         "weights_id": weights_identity(recipe, request.weights),
         "code": code_identity(recipe.name),

@@ -16,7 +16,7 @@ import json
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +85,13 @@ class NotDelegated(UserError):
 
 
 def make_request(
-    recipe: Recipe, backend: str, *, weights: str = "auto", dtype: str = "fp32", qlinear: str = FULL_PRECISION
+    recipe: Recipe,
+    backend: str,
+    *,
+    weights: str = "auto",
+    dtype: str = "fp32",
+    qlinear: str = FULL_PRECISION,
+    options: Mapping[str, str] | None = None,
 ) -> ExportRequest:
     """The request, checked against the recipe's tables. Raises `UserError` that names what can be chosen."""
     check_target(backend)
@@ -94,7 +100,18 @@ def make_request(
     if not weights.strip():
         raise UserError("--weights is empty: give auto, synthetic, tiny, a path or a hub id")
     quantize.check_mode(recipe, backend, qlinear)
-    return ExportRequest(backend=backend, weights=weights, dtype=dtype, qlinear=qlinear)  # type: ignore[arg-type]
+    chosen = _options(recipe, options or {})
+    return ExportRequest(backend, weights, dtype, qlinear, chosen)  # type: ignore[arg-type]
+
+
+def _options(recipe: Recipe, options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Options that differ from the recipe's defaults, sorted, so that equal requests are equal."""
+    for name, value in options.items():
+        if name not in recipe.options:
+            raise UserError(f"{recipe.name} has no option {name!r}: it has {', '.join(recipe.options) or 'none'}")
+        if value not in recipe.options[name]:
+            raise UserError(f"{name} {value!r} of {recipe.name}: choose one of {', '.join(recipe.options[name])}")
+    return tuple(sorted((name, value) for name, value in options.items() if value != recipe.options[name][0]))
 
 
 def ensure_exported(recipe: Recipe, request: ExportRequest, pte: Path | None = None) -> Path:

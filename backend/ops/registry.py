@@ -38,9 +38,7 @@ class Op:
 _OPS: dict[str, Op] = {}
 
 
-def register(
-    names: str | Iterable[str], *, accepts: Accepts, lower: Lower, preserve: bool = False
-) -> None:
+def register(names: str | Iterable[str], *, accepts: Accepts, lower: Lower, preserve: bool = False) -> None:
     """Declares one operator under one or more names. Raises `ValueError` for a name declared twice."""
     for name in [names] if isinstance(names, str) else names:
         if name in _OPS:

@@ -9,7 +9,6 @@ from backend.ops.registry import ALL, anything, is_static, normalize_axes, norma
 from backend.runtime import value as values
 from backend.runtime.value import Value
 
-
 # --- shape only -------------------------------------------------------------------------------------------------------
 
 
@@ -20,7 +19,10 @@ def _lower_reshape(call: Call, b: Any) -> Value:
 
 register(
     [
-        *(f"aten.{name}.default" for name in ("view_copy", "view", "reshape", "_unsafe_view", "unsqueeze_copy", "unsqueeze")),
+        *(
+            f"aten.{name}.default"
+            for name in ("view_copy", "view", "reshape", "_unsafe_view", "unsqueeze_copy", "unsqueeze")
+        ),
         *(f"aten.{name}" for name in ("squeeze_copy.default", "squeeze_copy.dim", "squeeze_copy.dims")),
         *(f"aten.{name}" for name in ("squeeze.default", "squeeze.dim", "squeeze.dims", "flatten.using_ints")),
     ],
@@ -197,9 +199,7 @@ def _unbind(call: Call, b: Any) -> tuple[Value | None, ...]:
     )
 
 
-register(
-    ("aten.split_with_sizes_copy.default", "aten.split_with_sizes.default"), accepts=anything, lower=_split_sizes
-)
+register(("aten.split_with_sizes_copy.default", "aten.split_with_sizes.default"), accepts=anything, lower=_split_sizes)
 register(("aten.split_copy.Tensor", "aten.split.Tensor"), accepts=_accepts_split, lower=_split_even)
 register(("aten.unbind_copy.int", "aten.unbind.int"), accepts=_accepts_split, lower=_unbind)
 

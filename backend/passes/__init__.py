@@ -11,11 +11,21 @@ from collections.abc import Callable
 
 from backend.graph import Graph
 from backend.passes.attention import fuse_attention, group_heads
+from backend.passes.norms import fuse_rms_norm, fuse_silu
+from backend.passes.rope import fuse_rope
 from backend.passes.simplify import inline_scalars, remove_no_ops
 
 Pass = Callable[[Graph], Graph]
 # Patterns are matched on graphs without no-ops and with numbers in place.
-PASSES: tuple[Pass, ...] = (inline_scalars, remove_no_ops, fuse_attention, group_heads)
+PASSES: tuple[Pass, ...] = (
+    inline_scalars,
+    remove_no_ops,
+    fuse_attention,
+    group_heads,
+    fuse_rms_norm,
+    fuse_silu,
+    fuse_rope,
+)
 
 
 def run(graph: Graph) -> Graph:

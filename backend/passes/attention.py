@@ -79,7 +79,9 @@ def _attention(look: Rewriter, node: Node) -> Sequence[Node] | None:
         key_shape = (*key_shape[:-2], key_shape[-1], key_shape[-2])
         dims = [*range(query.rank - 2), query.rank - 1, query.rank - 2]
         args = {"self": key, "dims": dims}
-        view, key = look.add("aten.permute_copy.default", args, TensorSpec(look.spec(key).dtype, key_shape), origins(*taken))
+        view, key = look.add(
+            "aten.permute_copy.default", args, TensorSpec(look.spec(key).dtype, key_shape), origins(*taken)
+        )
         found.before.append(view)
     batch = query.shape[:-2]
     if not (query.rank == len(key_shape) == value_spec.rank == out.rank) or query.dtype != out.dtype:
@@ -165,7 +167,8 @@ def _factor(look: Rewriter, node: Node) -> tuple[Ref, float] | None:
 
 def _plain(look: Rewriter, x: Ref, turn: bool) -> tuple[Ref, float, bool, list[Node]]:
     """An operand without its scalings (and, with `turn`, without an exchange of the last two axes)."""
-    scale, turned, taken = 1.0, False, []
+    scale, turned = 1.0, False
+    taken: list[Node] = []
     while True:
         node = look.producer(x, (*SCALINGS, *(PERMUTES + TRANSPOSES if turn else ())))
         if node is None:
@@ -216,7 +219,9 @@ def _make_mask(look: Rewriter, found: _Scores, mask: Ref, rule: tuple[bool, floa
             mask = negation.args["self"]
         else:
             spec = look.spec(mask)
-            node, mask = look.add("aten.logical_not.default", {"self": mask}, TensorSpec("bool", spec.shape), softmax.origin)
+            node, mask = look.add(
+                "aten.logical_not.default", {"self": mask}, TensorSpec("bool", spec.shape), softmax.origin
+            )
             found.before.append(node)
     elif rule is not None and math.isfinite(rule[1]):
         keeps, fill = rule
@@ -257,7 +262,7 @@ def _grouped(look: Rewriter, node: Node) -> Sequence[Node] | None:
 
 
 def _unrepeated(look: Rewriter, x: Ref) -> tuple[Ref, int, list[Node]] | None:
-    """(source, repeats, nodes) of [b, h, s, d] repeated along the heads: view(expand(unsqueeze)) or repeat_interleave."""
+    """(source, repeats, nodes) of [b, h, s, d] repeated by head: view(expand(unsqueeze)) or repeat_interleave."""
     spec = look.spec(x)
     if spec.rank != 4:
         return None

@@ -112,7 +112,9 @@ class Builder:
         reads: a `Value` is read by row-major index with its pointwise work inlined; a `Tensor` is read raw, by element
         of its buffer; a `Vector` raw, four at a time. groups: the total number of workgroups, folded into two dims.
         """
-        record = Launch(template, reads, params or {}, constants or {}, groups, tuple(shape), dtype, self._label(template))
+        record = Launch(
+            template, reads, params or {}, constants or {}, groups, tuple(shape), dtype, self._label(template)
+        )
         return Value(tuple(shape), dtype, Pending(record, dtype))
 
     def launch_into(
@@ -199,7 +201,14 @@ class Builder:
             return
         groups = -(-value.numel // POINTWISE_WORKGROUP)
         record = Launch(
-            "pointwise", {"x": value}, {"count": value.numel}, {"workgroup": POINTWISE_WORKGROUP}, groups, (), "", self._label("pointwise")
+            "pointwise",
+            {"x": value},
+            {"count": value.numel},
+            {"workgroup": POINTWISE_WORKGROUP},
+            groups,
+            (),
+            "",
+            self._label("pointwise"),
         )
         self._dispatch(record, {"out": target}, {})
 
@@ -451,5 +460,3 @@ def fold(groups: int) -> tuple[int, int, int]:
 def lower_graph(graph: Graph, env: Mapping[str, int], capabilities: Capabilities) -> Lowered:
     """The dispatches of `graph` with its symbols bound to `env`."""
     return Builder(graph, env, capabilities).run()
-
-

@@ -135,7 +135,9 @@ class DelegateResources:
             raw = buffer.key.startswith("raw:")
             spec = self._by_constant[buffer.key.removeprefix("raw:")]
             handle = self.device.buffer(buffer.nbytes, f"weight {spec.constant}")
-            self.device.write(handle, self._constant_bytes(spec) if raw else self._as_stored(spec).reshape(-1).view(np.uint8))
+            self.device.write(
+                handle, self._constant_bytes(spec) if raw else self._as_stored(spec).reshape(-1).view(np.uint8)
+            )
             self._constants[buffer.key] = handle
         return self._constants[buffer.key]
 

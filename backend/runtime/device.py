@@ -95,7 +95,9 @@ class Device:
                     f"{label or 'tensor'} needs {size / 2**20:.0f} MiB, {self.name} allows {self.limit(limit) / 2**20:.0f}"
                     f" MiB a buffer ({limit}): use a smaller shape or model, or another adapter (ZOO_ADAPTER)"
                 )
-        return self.guard(f"allocating {size} bytes for {label or 'a tensor'}", self._create_buffer, size, extra_usage, label)
+        return self.guard(
+            f"allocating {size} bytes for {label or 'a tensor'}", self._create_buffer, size, extra_usage, label
+        )
 
     def _create_buffer(self, size: int, extra_usage: int, label: str) -> Any:
         return self.handle.create_buffer(size=size, usage=_BUFFER_USAGE | extra_usage, label=label)

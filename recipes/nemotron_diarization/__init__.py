@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 KEEPS = {
     "stack.projection": "log-mel values are not normalized (-17 to 8): their grid would be coarser than speech is soft",
     "encode.proj": "192 wide, and all that the decisions are made from passes here: 0.1% of the weights",
+    "encode.upsampler": "10 ms frames differ by what it adds to their neighbours: 1% of the weights",
     "encode.classifier": "its outputs meet a threshold: an error there moves the ends of every segment",
 }
 

@@ -38,10 +38,10 @@ def make_bundle(checkpoint: Checkpoint, dtype: str = "fp32") -> Bundle:
     kind = stack.projection.weight.dtype
     factor, multiple = metadata["subsampling_factor"], metadata["length_multiple"]
     groups = Dim("groups", min=1, max=metadata["max_stack"])
-    blocks = Dim("blocks", min=1, max=metadata["max_frames"] // multiple)
+    length = Dim("length", min=1, max=metadata["max_frames"])
     # The longest step of a stream in its default mode: what `zoo bench` times.
     frames = -(-metadata["stream_frames"] // multiple) * multiple
-    features = torch.zeros(1, metadata["stream_chunk"] * factor, metadata["num_mel_bins"], dtype=kind)
+    features = torch.zeros(1, metadata["stream_chunk"], factor, metadata["num_mel_bins"], dtype=kind)
     embeds = torch.zeros(1, frames, model.config.audio_config.hidden_size, dtype=kind)
     lengths = torch.tensor([metadata["stream_frames"], metadata["stream_frames"]])
     silence = model.silence_embeds.detach().double().numpy()
@@ -53,8 +53,8 @@ def make_bundle(checkpoint: Checkpoint, dtype: str = "fp32") -> Bundle:
 
     return Bundle(
         methods={
-            "stack": Method(stack, (features,), ({1: factor * groups},)),
-            "encode": Method(encode, (embeds, lengths), ({1: multiple * blocks}, None)),
+            "stack": Method(stack, (features,), ({1: groups},)),
+            "encode": Method(encode, (embeds, lengths), ({1: length}, None)),
         },
         metadata=metadata,
         write_assets=write_assets,

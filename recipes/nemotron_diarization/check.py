@@ -93,7 +93,7 @@ def _stack_rows(
     rng = np.random.default_rng(SEED)
     rows = []
     for groups in (1, 2, 13, meta["max_stack"]):
-        shape = (1, groups * meta["subsampling_factor"], meta["num_mel_bins"])
+        shape = (1, groups, meta["subsampling_factor"], meta["num_mel_bins"])
         features = rng.normal(-8, 4, shape).astype(kind)
         (actual,), (expected,) = program.run("stack", features), golden.run("stack", features.astype(np.float64))
         rows.append(Comparison(f"stack[{groups}].embeds", actual, expected, bounds["embeds"]))
@@ -107,7 +107,7 @@ def _encode_rows(
     meta = bundle.metadata
     rng = np.random.default_rng(SEED)
     width = bundle.methods["encode"].example_inputs[0].shape[2]
-    mel = rng.normal(-8, 4, (1, meta["max_stack"] * meta["subsampling_factor"], meta["num_mel_bins"]))
+    mel = rng.normal(-8, 4, (1, meta["max_stack"], meta["subsampling_factor"], meta["num_mel_bins"]))
     # Two copies, so that there are as many frames as the longest call takes.
     pool = np.concatenate([golden.run("stack", mel)[0][0]] * 2)
     assert pool.shape[1] == width

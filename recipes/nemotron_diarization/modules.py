@@ -1,11 +1,11 @@
 """The two exported methods.
 
-`stack`   log-mel frames `[1, 8*T, mel]` → encoder frames `[1, T, H]`
+`stack`   log-mel frames `[1, T, 8, mel]` → encoder frames `[1, T, H]`
 `encode`  encoder frames `[1, S, H]`, lengths `[2]` → probabilities `[1, 8*S, speakers]`
 
-`lengths` are how many frames are attended to, and how many there are: what is after them is padding that makes S a
-multiple, and changes nothing before it. The difference of the two is transformers' own: a masked frame is not
-attended to, but the convolution that upsamples its neighbour sees it.
+`lengths` are how many frames are attended to, and how many there are: what is after them is padding (few lengths
+need few plans), and changes nothing before it. The difference of the two is transformers' own: a masked frame is
+not attended to, but the upsampling of its neighbour sees it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,37 @@ class StackMethod(nn.Module):
 
     def __init__(self, model: Any):
         super().__init__()
-        stacking = model.model.audio_tower.embedder
-        self.projection = stacking.projection
-        self.factor: int = stacking.subsampling_factor
+        self.projection = model.model.audio_tower.embedder.projection
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        batch, frames, bins = features.shape
-        embeds: torch.Tensor = self.projection(features.reshape(batch, frames // self.factor, bins * self.factor))
+        embeds: torch.Tensor = self.projection(features.flatten(2))
         return embeds
+
+
+class SubpixelUpsampler(nn.Module):
+    """The model's upsampler, a convolution over three frames, as one linear layer over them side by side.
+
+    As a convolution, export would narrow the range of lengths: choosing a CPU kernel, it asks for the size of its
+    input and holds the answer for all lengths.
+    """
+
+    def __init__(self, upsampler: Any):
+        super().__init__()
+        conv = upsampler.conv
+        outputs, inputs, taps = conv.weight.shape
+        self.factor: int = upsampler.upsample_factor
+        self.taps = nn.Linear(inputs * taps, outputs, dtype=conv.weight.dtype)
+        with torch.no_grad():
+            self.taps.weight.copy_(conv.weight.transpose(1, 2).reshape(outputs, taps * inputs))
+            self.taps.bias.copy_(conv.bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        batch, frames, size = hidden.shape
+        edge = torch.zeros(batch, 1, size, dtype=hidden.dtype, device=hidden.device)
+        before = torch.cat([edge, hidden], 1)[:, :frames]
+        after = torch.cat([hidden, edge], 1)[:, 1:]
+        wide = self.taps(torch.cat([before, hidden, after], 2))
+        return wide.reshape(batch, frames * self.factor, size)
 
 
 class EncodeMethod(nn.Module):
@@ -41,7 +64,8 @@ class EncodeMethod(nn.Module):
         super().__init__()
         tower = model.model.audio_tower
         self.input_layer_norm, self.layers, self.layer_norm = tower.input_layer_norm, tower.layers, tower.layer_norm
-        self.proj, self.upsampler, self.classifier = model.model.proj, model.model.upsampler, model.classifier
+        self.proj, self.classifier = model.model.proj, model.classifier
+        self.upsampler = SubpixelUpsampler(model.model.upsampler)
         self.additive: bool = tower.config._attn_implementation == "eager"
         weight = self.proj.weight
         # In float32, as the model computes them in any precision.
@@ -62,6 +86,6 @@ class EncodeMethod(nn.Module):
         for layer in self.layers:
             hidden = layer(hidden, attention_mask=mask, position_embeddings=position)
         hidden = self.proj(self.layer_norm(hidden))
-        # The convolution pads with zeros after the last frame: padding of ours must look the same.
+        # The upsampler has zeros after the last frame: padding of ours must look the same.
         hidden = hidden * (index < lengths[1:2])[None, :, None].to(hidden.dtype)
         return torch.sigmoid(self.classifier(self.upsampler(hidden)))

@@ -149,7 +149,7 @@ class Diarizer:
             mel = self._mel.take(min(upto * self._factor, frames))
             padded = np.zeros(((upto - have) * self._factor, mel.shape[1]), self._inputs)
             padded[: len(mel)] = mel
-            (made,) = self._program.run("stack", padded[None])
+            (made,) = self._program.run("stack", padded.reshape(1, upto - have, self._factor, -1))
             self._embeds = np.concatenate([self._embeds, made[0].astype(self._host)])
             have = upto
 

@@ -68,7 +68,7 @@ def _make(settings: dict[str, Any], notice: str) -> Checkpoint:
         model = Nemotron3DiarizationForAudioFrameClassification(config).eval()
         torch.nn.init.normal_(model.silence_embeds, std=0.5)
         conv = model.model.upsampler.conv
-        conv.weight.add_(torch.randn_like(conv.weight) * conv.weight.shape[1] ** -0.5)
+        conv.weight.add_(0.3 * torch.randn_like(conv.weight) * conv.weight.shape[1] ** -0.5)
         conv.bias.normal_(std=0.1)
         _fit(model, processor)
     return Checkpoint(model, processor, is_trained=False, notices=(notice,))

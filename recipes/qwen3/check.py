@@ -99,8 +99,8 @@ def _greedy_rows(
         Comparison("steps.logits", np.concatenate(actual[1:]), np.concatenate(expected[1:]), bounds["logits"]),
     ]
     if "tokens" in bounds:
-        chosen = (np.concatenate(side).argmax(-1) for side in (actual, expected))
-        rows.append(Comparison("greedy.tokens", *chosen, bounds["tokens"]))
+        ours, theirs = (np.concatenate(side).argmax(-1) for side in (actual, expected))
+        rows.append(Comparison("greedy.tokens", ours, theirs, bounds["tokens"]))
     return rows
 
 
@@ -112,9 +112,7 @@ def _length_rows(
     for length in (*(n for n in LENGTHS if n < meta["max_prompt"]), meta["max_prompt"]):
         ids = _tokens(rng, length, meta)
         expected = _call(golden, ids, 0, meta)
-        rows.append(
-            Comparison(f"prompt[{length}].logits", _call(program, ids, 0, meta), expected, bounds["logits"])
-        )
+        rows.append(Comparison(f"prompt[{length}].logits", _call(program, ids, 0, meta), expected, bounds["logits"]))
         if 1 < length < meta["max_prompt"]:
             for position in range(length):
                 last = _call(program, ids[position : position + 1], position, meta)

@@ -61,28 +61,32 @@ class Vocabulary(nn.Module):
         blocks = -(-embedding.shape[0] // rows)
         # Of equal size, as far as they can be.
         self.rows = -(-embedding.shape[0] // blocks)
-        self.tables, self.heads = nn.ModuleList(), nn.ModuleList()
+        tables: list[_Table] = []
+        heads: list[nn.Linear] = []
         tied = embedding.data_ptr() == head.data_ptr()
         for table, out in zip(embedding.detach().split(self.rows), head.detach().split(self.rows), strict=True):
             # Clones: a view would be saved with all of its storage.
             weight = nn.Parameter(table if blocks == 1 else table.clone(), requires_grad=False)
-            self.tables.append(_Table(weight))
+            tables.append(_Table(weight))
             linear = nn.Linear(out.shape[1], out.shape[0], bias=False, device="meta")
             linear.weight = weight if tied else nn.Parameter(out.clone(), requires_grad=False)
-            self.heads.append(linear)
+            heads.append(linear)
+        self.tables, self.heads = nn.ModuleList(tables), nn.ModuleList(heads)
+        self._last = [len(head.weight) - 1 for head in heads]  # row of each block
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids `[1, S]` int64 -> `[1, S, D]`."""
         x: Tensor = self.tables[0](ids.clamp(max=self.rows - 1) if len(self.tables) > 1 else ids)
-        for block, table in enumerate(self.tables[1:], 1):
+        for block in range(1, len(self.tables)):
             local = ids - block * self.rows
-            found = table(local.clamp(0, table.weight.shape[0] - 1))
+            found = self.tables[block](local.clamp(0, self._last[block]))
             x = torch.where((local >= 0).unsqueeze(-1), found, x)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden `[1, D]` -> `[1, V]`."""
-        parts = [head(hidden) for head in self.heads]
+        dtype = next(self.heads.parameters()).dtype
+        parts = [head(hidden.to(dtype)) for head in self.heads]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
@@ -197,13 +201,13 @@ class StepMethod(nn.Module):
 
     def half_linears(self) -> None:
         """Linears and embedding in float16."""
-        halved: dict[int, nn.Parameter] = {}  # a tied weight stays one
+        halved: dict[nn.Parameter, nn.Parameter] = {}  # a tied weight stays one
         for module in self.modules():
             if isinstance(module, nn.Linear | _Table):
-                weight = module.weight
-                halved[id(weight)] = halved.get(id(weight)) or nn.Parameter(weight.detach().half(), requires_grad=False)
-                module.weight = halved[id(weight)]
-                if getattr(module, "bias", None) is not None:
+                if module.weight not in halved:
+                    halved[module.weight] = nn.Parameter(module.weight.detach().half(), requires_grad=False)
+                module.weight = halved[module.weight]
+                if isinstance(module, nn.Linear) and module.bias is not None:
                     module.bias = nn.Parameter(module.bias.detach().half(), requires_grad=False)
 
     def forward(self, ids: Tensor, position: Tensor) -> Tensor:
@@ -216,6 +220,4 @@ class StepMethod(nn.Module):
         for layer in self.layers:
             x = layer(x, positions, mask, cos, sin)
         hidden = self.norm(x[:, -1])
-        return self.vocabulary.logits(hidden.to(self.vocabulary.heads[0].weight.dtype)).to(x.dtype)
-
-
+        return self.vocabulary.logits(hidden).to(x.dtype)

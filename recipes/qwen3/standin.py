@@ -121,7 +121,7 @@ def _make(config: dict[str, Any], padding: int) -> Checkpoint:
                 std = EMBEDDING_STD if "embed_tokens" in name else weight.shape[1] ** -0.5
                 weight.normal_(0, std, generator=generator)
     tokenizer = make_tokenizer(configuration.vocab_size - padding)
-    stops = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    stops = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=0.6, top_k=20, top_p=0.95, eos_token_id=stops, pad_token_id=stops[1]
     )

@@ -41,7 +41,9 @@ def as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-def build(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], constants: tuple[str, ...] = ()) -> tuple[Graph, list[np.ndarray], dict[str, bytes], tuple[Any, ...]]:
+def build(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], constants: tuple[str, ...] = ()
+) -> tuple[Graph, list[np.ndarray], dict[str, bytes], tuple[Any, ...]]:
     """A one-node graph, its inputs, its named data (arguments named in `constants`) and eager's result."""
     op = overload(name)
     eager = as_tuple(op(*args, **kwargs))
@@ -106,12 +108,20 @@ def check_op(
     reason = registry.refusal(graph.call(graph.nodes[0]))
     assert reason is None, f"{name} refused: {reason}"
     results = run_graph(graph, feeds, data)
-    wanted = as_tuple(golden()) if golden else as_tuple(overload(name)(*_promote(args), **{k: _promote(v) for k, v in kwargs.items()}))
+    wanted = (
+        as_tuple(golden())
+        if golden
+        else as_tuple(overload(name)(*_promote(args), **{k: _promote(v) for k, v in kwargs.items()}))
+    )
     for actual, reference, exact in zip(results, eager, wanted, strict=True):
-        assert actual.dtype == np.dtype(dtype_name(reference.dtype)), f"dtype {actual.dtype}, expected {reference.dtype}"
+        assert actual.dtype == np.dtype(dtype_name(reference.dtype)), (
+            f"dtype {actual.dtype}, expected {reference.dtype}"
+        )
         assert actual.shape == tuple(reference.shape), f"shape {actual.shape}, expected {tuple(reference.shape)}"
         default = F16 if reference.dtype == torch.float16 else F32 if reference.is_floating_point() else EXACT
-        assert_close(actual, exact.numpy(), default["atol"] if atol is None else atol, default["rtol"] if rtol is None else rtol)
+        assert_close(
+            actual, exact.numpy(), default["atol"] if atol is None else atol, default["rtol"] if rtol is None else rtol
+        )
     return tuple(results)
 
 
@@ -119,7 +129,9 @@ def assert_close(actual: np.ndarray, golden: np.ndarray, atol: float, rtol: floa
     """NaN equals NaN and infinities equal themselves; the message gives max and mean difference."""
     if not np.issubdtype(actual.dtype, np.floating):
         wrong = actual != golden
-        assert not wrong.any(), f"{wrong.sum()} of {wrong.size} differ, first at {np.argwhere(wrong)[:3].tolist()}: {actual[wrong][:5]} against {golden[wrong][:5]}"
+        assert not wrong.any(), (
+            f"{wrong.sum()} of {wrong.size} differ, first at {np.argwhere(wrong)[:3].tolist()}: {actual[wrong][:5]} against {golden[wrong][:5]}"
+        )
         return
     with np.errstate(all="ignore"):
         golden = golden.astype(np.float64)

@@ -11,7 +11,9 @@ import torch
 from backend.expr import evaluate
 from backend.graph import Call, Graph, map_arg
 
-DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")}
+DTYPES = {
+    name: getattr(torch, name) for name in ("float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+}
 
 
 def sdpa(call: Call) -> torch.Tensor:
@@ -52,8 +54,12 @@ def _torch_operator(call: Call) -> Any:
         if arg is not None
     }
     if op == "where":  # the backend's takes numbers for tensors
-        like = next((arg.dtype for name, arg in args.items() if name != "condition" and isinstance(arg, torch.Tensor)), None)
-        args = {name: arg if isinstance(arg, torch.Tensor) else torch.tensor(arg, dtype=like) for name, arg in args.items()}
+        like = next(
+            (arg.dtype for name, arg in args.items() if name != "condition" and isinstance(arg, torch.Tensor)), None
+        )
+        args = {
+            name: arg if isinstance(arg, torch.Tensor) else torch.tensor(arg, dtype=like) for name, arg in args.items()
+        }
     return overload(**args)
 
 
@@ -70,7 +76,10 @@ def interpret(
             tensor = (data or {})[spec.constant]
             held[index] = tensor.double() if double and tensor.is_floating_point() else tensor
     for node in graph.nodes:
-        args = {name: map_arg(arg, lambda ref: held[ref.value], lambda e: evaluate(e, env)) for name, arg in node.args.items()}
+        args = {
+            name: map_arg(arg, lambda ref: held[ref.value], lambda e: evaluate(e, env))
+            for name, arg in node.args.items()
+        }
         if double and args.get("dtype") in ("float32", "float16"):
             args["dtype"] = "float64"
         call = Call(node.op, args, ())

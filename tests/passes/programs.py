@@ -68,10 +68,16 @@ def _name(node: FxNode) -> str:
 
 def _is_glue(node: FxNode) -> bool:
     """A delegate's call, its outputs taken apart, and sizes."""
-    return "delegate" in str(node.target) or "getitem" in str(node.target) or not isinstance(node.meta.get("val"), torch.Tensor)
+    return (
+        "delegate" in str(node.target)
+        or "getitem" in str(node.target)
+        or not isinstance(node.meta.get("val"), torch.Tensor)
+    )
 
 
-def check(lowered: Lowered, module: torch.nn.Module, calls: Sequence[tuple[Any, ...]], atol: float = 1e-5, rtol: float = 0.0) -> None:
+def check(
+    lowered: Lowered, module: torch.nn.Module, calls: Sequence[tuple[Any, ...]], atol: float = 1e-5, rtol: float = 0.0
+) -> None:
     """The calls in turn, through both runtimes, against eager."""
     golden = []
     with torch.no_grad():

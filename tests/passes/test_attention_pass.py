@@ -1,4 +1,4 @@
-"""pytest tests/passes/test_attention_pass.py: attention as models spell it out becomes one node that computes the same."""
+"""pytest tests/passes/test_attention_pass.py: spelled-out attention becomes one node that computes the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.passes.interpret import interpret
 from tests.passes.make import Maker
 
 INF, LOWEST = math.inf, torch.finfo(torch.float32).min
-TOLERANCE = dict(rtol=1e-5, atol=2e-6)  # sums of up to 300 products in another order
+TOLERANCE = {"rtol": 1e-5, "atol": 2e-6}  # sums of up to 300 products in another order
 
 
 def run(graph: Graph, inputs: list[torch.Tensor]) -> list[np.ndarray]:
@@ -46,7 +46,11 @@ SIZES = [(1, 4, 7, 7, 8), (2, 3, 1, 300, 16), (1, 2, 33, 5, 12)]  # batch, heads
 def eager(m: Maker, sizes: tuple[int, ...], scaling: str, masking: str) -> list[torch.Tensor]:
     """Builds attention in the given forms; the last input is the mask, of which one row hides every key."""
     batch, heads, queries, keys, depth = sizes
-    q, k, v = m.input(batch, heads, queries, depth), m.input(batch, heads, keys, depth), m.input(batch, heads, keys, depth)
+    q, k, v = (
+        m.input(batch, heads, queries, depth),
+        m.input(batch, heads, keys, depth),
+        m.input(batch, heads, keys, depth),
+    )
     inputs = [torch.randn(m.shape(ref)) for ref in (q, k, v)]
     root = depth**-0.25
     if scaling in ("query", "both"):
@@ -68,7 +72,11 @@ def eager(m: Maker, sizes: tuple[int, ...], scaling: str, masking: str) -> list[
     if masking.startswith("add"):
         mask = m.input(batch, 1, queries, keys)
         inputs.append(torch.where(visible, 0.0, -INF if masking == "add -inf" else LOWEST))
-        scores = m("add.Tensor", self=mask, other=scores) if masking == "add -inf" else m("add.Tensor", self=scores, other=mask)
+        scores = (
+            m("add.Tensor", self=mask, other=scores)
+            if masking == "add -inf"
+            else m("add.Tensor", self=scores, other=mask)
+        )
     elif masking != "none":
         mask = m.input(batch, 1, queries, keys, dtype="bool")
         inputs.append(visible)

@@ -56,9 +56,13 @@ def test_one_delegate_at_any_length(form, tmp_path):
     torch.manual_seed(0)
     block = Block(form)
     size = torch.export.Dim("S", min=2, max=LONGEST)
-    lowered = lower(tmp_path / "block.pte", Method(block, (torch.randn(1, 16, WIDTH), torch.tensor(9)), ({1: size}, None)))
+    lowered = lower(
+        tmp_path / "block.pte", Method(block, (torch.randn(1, 16, WIDTH), torch.tensor(9)), ({1: size}, None))
+    )
     assert lowered.refusals == []
     assert lowered.delegates == {"forward": 1}
     assert lowered.outside == {"forward": []}
-    calls = [(torch.randn(1, n, WIDTH), torch.tensor(length)) for n, length in ((2, 1), (16, 9), (333, 200), (1000, 1000))]
+    calls = [
+        (torch.randn(1, n, WIDTH), torch.tensor(length)) for n, length in ((2, 1), (16, 9), (333, 200), (1000, 1000))
+    ]
     check(lowered, block, calls, atol=1e-5)

@@ -1,4 +1,4 @@
-"""pytest tests/passes/test_partition.py: what is taken, what is refused and why, state and constants, through both runtimes."""
+"""pytest tests/passes/test_partition.py: what is taken and refused, state, constants, in both runtimes."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_d3_zero_length_tensors(tmp_path):
         return torch.cat((fifo, x), 1) * 2, fifo.sum(1)
 
     dynamic = ({1: Dim("T", min=1, max=32)}, {1: Dim("F", min=0, max=32)})
-    result, module = lowered(tmp_path, function, torch.randn(1, 3, 8), torch.randn(1, 5, 8), dynamic=dynamic)
+    result, _ = lowered(tmp_path, function, torch.randn(1, 3, 8), torch.randn(1, 5, 8), dynamic=dynamic)
     whole(result)
     with Program.load(result.path, runtime="direct") as program:
         for kept in (5, 0, 9, 0):
@@ -163,14 +163,18 @@ def test_r3_sizes_that_are_no_multiple_of_four_bytes(tmp_path):
     def function(mask: Tensor, half: Tensor, *bytes_: Tensor) -> tuple[Tensor, ...]:
         return ~mask, half * 2, *(torch.flip(item, (0,)) for item in bytes_)
 
-    args = (torch.rand(5, 5) < 0.5, torch.tensor([1.0, 2.0, 3.0]).half(), *(torch.arange(250, 250 + n).to(torch.uint8) for n in range(1, 8)))
+    args = (
+        torch.rand(5, 5) < 0.5,
+        torch.tensor([1.0, 2.0, 3.0]).half(),
+        *(torch.arange(250, 250 + n).to(torch.uint8) for n in range(1, 8)),
+    )
     result, module = lowered(tmp_path, function, *args)
     check(result, module, [args, args])
 
 
 def test_r6_bounds_of_each_dimension(tmp_path):
     dynamic = ({0: Dim("A", min=1, max=4), 1: Dim("B", min=1, max=3)},)
-    result, module = lowered(tmp_path, lambda x: x * 2, torch.randn(3, 2), dynamic=dynamic)
+    result, _ = lowered(tmp_path, lambda x: x * 2, torch.randn(3, 2), dynamic=dynamic)
     for runtime in RUNTIMES:
         with Program.load(result.path, runtime=runtime) as program:
             with pytest.raises(ShapeError, match=r"dimension 1 is 6"):

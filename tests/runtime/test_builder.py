@@ -48,7 +48,24 @@ def graphs(draw: st.DrawFn) -> Maker:
         x = draw(st.sampled_from(live[-4:]))
         size = m.shape(x)
         axis = draw(st.integers(0, max(len(size) - 1, 0)))
-        kind = draw(st.sampled_from(["neg", "abs", "pair", "where", "permute", "slice", "reshape", "expand", "flip", "select", "cat", "unsqueeze"]))
+        kind = draw(
+            st.sampled_from(
+                [
+                    "neg",
+                    "abs",
+                    "pair",
+                    "where",
+                    "permute",
+                    "slice",
+                    "reshape",
+                    "expand",
+                    "flip",
+                    "select",
+                    "cat",
+                    "unsqueeze",
+                ]
+            )
+        )
         if kind in ("neg", "abs"):
             new = m(f"{kind}.default", self=x)
         elif kind in ("pair", "where"):
@@ -61,13 +78,26 @@ def graphs(draw: st.DrawFn) -> Maker:
         elif kind == "permute" and size:
             new = m("permute.default", self=x, dims=draw(st.permutations(range(len(size)))))
         elif kind == "slice" and size:
-            new = m("slice.Tensor", self=x, dim=axis, start=draw(st.integers(-2, 2)), end=draw(st.sampled_from([-1, 3, 2**40])), step=draw(st.integers(1, 2)))
+            new = m(
+                "slice.Tensor",
+                self=x,
+                dim=axis,
+                start=draw(st.integers(-2, 2)),
+                end=draw(st.sampled_from([-1, 3, 2**40])),
+                step=draw(st.integers(1, 2)),
+            )
             if 0 in m.shape(new):
                 live = [y for y in live if y is not new]
                 continue
         elif kind == "reshape":
             flat = int(np.prod(size))
-            new = m("reshape.default", self=x, shape=draw(st.sampled_from([[flat], [1, flat], [flat, 1], *([[2, flat // 2]] if flat % 2 == 0 else [])])))
+            new = m(
+                "reshape.default",
+                self=x,
+                shape=draw(
+                    st.sampled_from([[flat], [1, flat], [flat, 1], *([[2, flat // 2]] if flat % 2 == 0 else [])])
+                ),
+            )
         elif kind == "expand" and len(size) < 4:
             new = m("expand.default", self=x, size=[2, *size])
         elif kind == "flip" and size:
@@ -75,7 +105,9 @@ def graphs(draw: st.DrawFn) -> Maker:
         elif kind == "select" and size:
             new = m("select.int", self=x, dim=axis, index=draw(st.sampled_from([0, -1])))
         elif kind == "cat" and size:
-            new = m("cat.default", tensors=[x, draw(st.sampled_from([y for y in live if m.shape(y) == size]))], dim=axis)
+            new = m(
+                "cat.default", tensors=[x, draw(st.sampled_from([y for y in live if m.shape(y) == size]))], dim=axis
+            )
         elif kind == "unsqueeze" and len(size) < 4:
             new = m("unsqueeze.default", self=x, dim=axis)
         else:
@@ -99,7 +131,11 @@ def test_random_graphs_fused_or_not(maker, seed, cost):
 def test_a_pointwise_chain_is_one_kernel():
     m = Maker()
     x, y = m.input(7, 5), m.input(1, 5)
-    z = m("mul.Tensor", self=m("exp.default", self=x), other=m("transpose.int", self=m("transpose.int", self=y, dim0=0, dim1=1), dim0=0, dim1=1))
+    z = m(
+        "mul.Tensor",
+        self=m("exp.default", self=x),
+        other=m("transpose.int", self=m("transpose.int", self=y, dim0=0, dim1=1), dim0=0, dim1=1),
+    )
     m.graph.outputs = [m("relu.default", self=m("add.Tensor", self=z, other=x)).value]
     assert len(lower(m.graph).dispatches) == 1
     check(m, [torch.randn(7, 5), torch.randn(1, 5)])

@@ -57,7 +57,16 @@ def test_r3_every_dtype_and_odd_sizes_come_back_exactly(dtype, array):
 
 def test_r3_the_neighbour_is_untouched():
     """Outputs of 25 and 3 elements side by side in the readback."""
-    graph = Graph([TensorSpec("bool", (5, 5)), TensorSpec("float16", (3,)), TensorSpec("bool", (5, 5)), TensorSpec("float16", (3,))], [0, 1], [2, 3, 2])
+    graph = Graph(
+        [
+            TensorSpec("bool", (5, 5)),
+            TensorSpec("float16", (3,)),
+            TensorSpec("bool", (5, 5)),
+            TensorSpec("float16", (3,)),
+        ],
+        [0, 1],
+        [2, 3, 2],
+    )
     graph.nodes = [
         Node("aten.logical_not.default", {"self": Ref(0)}, (2,)),
         Node("aten.neg.default", {"self": Ref(1)}, (3,)),
@@ -119,7 +128,9 @@ def test_blobs_that_this_runtime_cannot_run():
     spec = TensorSpec("float32", (2,))
     with pytest.raises(BlobError, match=r"no kernel for zoo\.unheard_of"):
         delegate_of(one_node("zoo.unheard_of", {"self": Ref(0)}, [spec], spec))
-    graph = one_node("aten.add.Tensor", {"self": Ref(0), "other": Ref(0), "alpha": 1}, [TensorSpec("float32", (2,), "w")], spec)
+    graph = one_node(
+        "aten.add.Tensor", {"self": Ref(0), "other": Ref(0), "alpha": 1}, [TensorSpec("float32", (2,), "w")], spec
+    )
     graph.inputs = []
     with pytest.raises(BlobError, match="no data for weight 'w'"):
         delegate_of(graph)
@@ -215,7 +226,9 @@ def test_a_state_that_takes_a_view_of_itself():
 
 
 def test_a_state_takes_an_input_as_it_is():
-    graph = Graph([TensorSpec("float32", (3,)), TensorSpec("float32", (3,), None, "kept"), TensorSpec("float32", (3,))], [0], [2])
+    graph = Graph(
+        [TensorSpec("float32", (3,)), TensorSpec("float32", (3,), None, "kept"), TensorSpec("float32", (3,))], [0], [2]
+    )
     graph.nodes = [Node("aten.clone.default", {"self": Ref(1)}, (2,))]
     graph.mutations = {1: 0}
     delegate = delegate_of(graph)
@@ -252,7 +265,12 @@ def test_r5_a_failed_readback_does_not_poison_the_next(monkeypatch):
 def test_r4_a_weight_above_the_device_limit_is_named_before_allocation(monkeypatch):
     device = get_device()
     spec = TensorSpec("float32", (1024,))
-    graph = one_node("aten.add.Tensor", {"self": Ref(0), "other": Ref(1), "alpha": 1}, [spec, TensorSpec("float32", (1024,), "w")], spec)
+    graph = one_node(
+        "aten.add.Tensor",
+        {"self": Ref(0), "other": Ref(1), "alpha": 1},
+        [spec, TensorSpec("float32", (1024,), "w")],
+        spec,
+    )
     graph.inputs = [0]
     delegate = delegate_of(graph, {"w": np.ones(1024, np.float32).tobytes()})
     with monkeypatch.context() as patch:

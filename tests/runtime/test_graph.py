@@ -11,7 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.expr import Expr, ExprError, evaluate, parse
-from backend.graph import _HEADER, MAGIC, VERSION, BlobError, Graph, Node, Ref, ShapeError, TensorSpec, from_blob, to_blob
+from backend.graph import (
+    _HEADER,
+    MAGIC,
+    VERSION,
+    BlobError,
+    Graph,
+    Node,
+    Ref,
+    ShapeError,
+    TensorSpec,
+    from_blob,
+    to_blob,
+)
 
 S, T = Expr("s0"), Expr("s1")
 
@@ -144,7 +156,9 @@ def test_blob_round_trip():
     assert again.nodes == without_origin(graph)
     assert to_blob(again) == to_blob(graph)
     nan = Graph([TensorSpec("float32", (2,))], [0], [0], [])
-    nan.nodes.append(Node("aten.full.default", {"fill_value": float("nan")}, (nan.add_value(TensorSpec("float32", (2,))),)))
+    nan.nodes.append(
+        Node("aten.full.default", {"fill_value": float("nan")}, (nan.add_value(TensorSpec("float32", (2,))),))
+    )
     value = from_blob(to_blob(nan)).nodes[0].args["fill_value"]
     assert value != value
 
@@ -240,7 +254,9 @@ def test_blob_that_is_no_document(text):
 
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-3, 5), st.floats(), st.sampled_from(["s0", "a", ""])),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["v", "e", "f", "op"]), inner, max_size=2)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["v", "e", "f", "op"]), inner, max_size=2)
+    ),
     max_leaves=6,
 )
 

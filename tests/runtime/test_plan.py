@@ -37,7 +37,10 @@ def lifetimes(dispatches: list[Dispatch], kept: list[Buffer]) -> dict[int, tuple
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[list[Dispatch], list[Buffer]]:
-    buffers = [Buffer("temp", draw(st.sampled_from([4, 10, 64, 256, 1000, 4096])), str(i)) for i in range(draw(st.integers(1, 14)))]
+    buffers = [
+        Buffer("temp", draw(st.sampled_from([4, 10, 64, 256, 1000, 4096])), str(i))
+        for i in range(draw(st.integers(1, 14)))
+    ]
     dispatches = []
     for position, buffer in enumerate(buffers):
         reads = draw(st.lists(st.sampled_from(buffers[:position]), max_size=3)) if position else []

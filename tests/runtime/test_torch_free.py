@@ -1,4 +1,4 @@
-"""pytest tests/runtime/test_torch_free.py: the runtime imports and runs where torch and ExecuTorch cannot be imported."""
+"""pytest tests/runtime/test_torch_free.py: the runtime where torch and ExecuTorch cannot be imported."""
 
 from __future__ import annotations
 
@@ -29,14 +29,20 @@ if len(sys.argv) > 1:
     data = np.load(sys.argv[2])
     results = [module.run("forward", data["x"])[0] for _ in range(2)]
     np.savez(sys.argv[3], first=results[0], second=results[1])
-assert not any(name.split(".")[0] in ("torch", "executorch") for name, module in sys.modules.items() if module is not None)
+present = {name.split(".")[0] for name, module in sys.modules.items() if module is not None}
+assert not present & {"torch", "executorch"}
 """
 
 
 def run_without_torch(*args: str) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, *args], capture_output=True, text=True, cwd="/", env=environ, timeout=300
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, *args],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env=environ,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 
