@@ -21,6 +21,7 @@ from torch._export.utils import (
     is_lifted_tensor_constant,
     is_param,
 )
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
@@ -137,8 +138,9 @@ def convert(
 ) -> Converted:
     """The graph of an edge program, or of the part of one that a backend is given.
 
-    key_of(qualified name, tensor, is_state) names a constant's bytes in named data; None for a state of zeros. Nodes that the format cannot express are
-    listed in `refused`; their results get specs nevertheless, so that the rest can be judged.
+    key_of(qualified name, tensor, is_state) names a constant's bytes in named data; None for a state of zeros. lowest:
+    lower bounds of symbols where they are below what the program says. Nodes that the format cannot express are listed
+    in `refused`; their results get specs nevertheless, so that the rest can be judged.
     """
     return _Converter(program, key_of, lowest).run()
 
@@ -220,6 +222,9 @@ class _Converter:
         index = self.graph.add_value(self._spec(tensor, key, state))
         if tensor.dim() == 0 and state is None:
             self.graph.scalars[index] = tensor.item()
+        elif state is None and tensor.dtype in (torch.int8, torch.int32) and not isinstance(tensor, FakeTensor):
+            # the partitioner is given weights without contents: preprocess finds zeros that it does not
+            self.graph.zeros |= set() if bool(tensor.any()) else {index}
         return index
 
     def _attribute(self, node: torch.fx.Node) -> None:

@@ -90,13 +90,15 @@ class Ref:
 class Node:
     """One operator. `outputs` holds value indices, None where an output of the operator is not used.
 
-    `origin` names the nodes of the exported program that this node stands for; it is not serialised.
+    `origin` names the nodes of the exported program that this node stands for, `note` says why a pass that knows the
+    operator left it as it is: the reason of its refusal. Neither is serialised.
     """
 
     op: str
     args: Mapping[str, Any]
     outputs: tuple[int | None, ...]
     origin: tuple[str, ...] = ()
+    note: str | None = None
 
     def refs(self) -> Iterator[int]:
         for arg in self.args.values():
@@ -107,8 +109,10 @@ class Node:
 class Graph:
     """`mutations` maps the value of a state to the value of its contents after the call.
 
-    `sizes` names the inputs that are sizes, not data: a number that binds a symbol. `scalars` holds the numbers of
-    zero-dimensional constants for passes to look at; it is not serialised.
+    `sizes` names the inputs that are sizes, not data: a number that binds a symbol. For passes to look at, `scalars`
+    holds
+    the numbers of zero-dimensional constants and `zeros` the constants of whole numbers that are all 0; neither is
+    serialised.
     """
 
     values: list[TensorSpec] = field(default_factory=list)
@@ -119,6 +123,7 @@ class Graph:
     symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     sizes: dict[int, Dim] = field(default_factory=dict)
     scalars: dict[int, int | float | bool] = field(default_factory=dict)
+    zeros: set[int] = field(default_factory=set)
 
     def add_value(self, spec: TensorSpec) -> int:
         self.values.append(spec)
@@ -167,6 +172,7 @@ class Graph:
             self.symbols,
             self.sizes,
             self.scalars,
+            self.zeros,
         )
 
     def compacted(self) -> Graph:
@@ -195,6 +201,7 @@ class Graph:
             self.symbols,
             {number[index]: dim for index, dim in self.sizes.items()},
             {number[index]: held for index, held in self.scalars.items() if index in number},
+            {number[index] for index in self.zeros if index in number},
         )
 
     def bind(self, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int] = ()) -> dict[str, int]:

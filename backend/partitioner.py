@@ -50,7 +50,7 @@ def judge(program: ExportedProgram) -> dict[str, tuple[str, str]]:
         reason = registry.refusal(graph.call(node))
         if reason is not None:
             for name in node.origin:
-                refused[name] = (node.op, reason)
+                refused[name] = (node.op, node.note or reason)
     return refused
 
 

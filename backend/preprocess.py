@@ -3,7 +3,7 @@
 1. convert the part to the neutral graph, constants keyed by the hash of their content
 2. run the passes
 3. check that every node is accepted: what the partitioner took, the runtime can run
-4. store the constants that are still read, write the blob
+4. store the constants that are still read (quantized codes packed), write the blob
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
 from backend import passes
-from backend.convert import convert
+from backend.convert import Converted, convert
 from backend.graph import to_blob
 from backend.ops import registry
+from backend.quantization import pack, packed_source
 
 ALIGNMENT = 16
 # ExecuTorch tells programs apart by their named data; a program with state needs some, so that its methods share it.
@@ -50,6 +51,15 @@ def lowest_sizes(specs: list[CompileSpec]) -> dict[str, int]:
     return next((json.loads(spec.value) for spec in specs if spec.key == LOWEST_SIZES), {})
 
 
+def constant_bytes(converted: Converted, key: str) -> bytes:
+    """Bytes of a constant of the program, or of the packed form of quantized codes."""
+    packed = packed_source(key)
+    if packed is None:
+        return tensor_bytes(converted.data[key]())
+    source, bits = packed
+    return pack(converted.data[source]().detach().cpu().numpy(), bits).tobytes()
+
+
 @final
 class ZooWebGPU(BackendDetails):
     """The class name is the backend's id in the program."""
@@ -67,5 +77,5 @@ class ZooWebGPU(BackendDetails):
         store = NamedDataStore()
         store.add_named_data(PRESENCE_KEY, b"\0", alignment=ALIGNMENT)
         for key in sorted({spec.constant for spec in graph.values if spec.constant is not None}):
-            store.add_named_data(key, tensor_bytes(converted.data[key]()) or b"\0", alignment=ALIGNMENT)
+            store.add_named_data(key, constant_bytes(converted, key) or b"\0", alignment=ALIGNMENT)
         return PreprocessResult(processed_bytes=to_blob(graph), data_store_output=store.get_named_data_store_output())

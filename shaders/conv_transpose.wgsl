@@ -14,7 +14,7 @@
 // The first tap that reaches coordinate t (the padding added), or `step` when none does.
 fn first_tap(t: u32, dilation: u32, stride: u32, step: u32) -> u32 {
   var k = 0u;
-  while (k < step && (i32(t) - i32(k * dilation)) % i32(stride) != 0) { k++; }
+  while (k < step && fmod_i32(i32(t) - i32(k * dilation), i32(stride)) != 0) { k++; }
   return k;
 }
 {% endif %}

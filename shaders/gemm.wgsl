@@ -2,12 +2,14 @@
 //
 // reads   a, b  raw: element (batch, m, k) of a at a_start + its batch strides + m * a_outer + k * a_k, b alike with n;
 //               load4 where a_vec / b_vec name the axis that is contiguous and aligned
+//         with b_bits, b is quantized: b, scale and zero as codes.wgsl says, one matrix for all (batch = 1)
 // writes  out   [batch, rows, cols], row-major; sums are f32 (i32 for integers) whatever the storage
 // params  rows, cols, depth > 0, tiles_m, tiles_n, strides as above, batch_<d> and a_batch_<d>, b_batch_<d>
 // groups  batch * tiles_m * tiles_n
 //
 // Tile 64 x 64 x 16 (T = 8) or 32 x 32 x 32 (T = 4). Operands pass through workgroup memory as vec4s along m or n.
 {% import "tile.wgsl" as t %}
+{% import "codes.wgsl" as q %}
 {% set quads = 2 * T %}
 {% set kt = 128 // T %}
 {% set vector = "vec4<" ~ scalar ~ ">" %}
@@ -28,7 +30,11 @@ var<workgroup> tile: array<{{ vector }}, {{ 2 * kt * (quads + 1) }}>;
 {% endfor %}{% endfor %}
   for (var k0 = 0u; k0 < p.depth; k0 += {{ kt }}u) {
 {{ t.stage("a", "a_base", "p.depth", "p.rows", "first_m", "k0", a_vec, a_fast, kt, quads, "0u", scalar) }}
+{% if b_bits %}
+{{ q.stage("first_n", "k0", kt, quads, (kt * (quads + 1)) ~ "u", b_bits, has_zero) }}
+{% else %}
 {{ t.stage("b", "b_base", "p.depth", "p.cols", "first_n", "k0", b_vec, b_fast, kt, quads, (kt * (quads + 1)) ~ "u", scalar) }}
+{% endif %}
     workgroupBarrier();
     for (var k = 0u; k < {{ kt }}u; k++) {
       let row = k * {{ quads + 1 }}u;

@@ -1,4 +1,4 @@
-// Product of up to 8 rows with a matrix: the matrix is read once, from memory that neighbouring invocations share.
+// Product of up to 16 rows with a matrix: the matrix is read once, from memory that neighbouring invocations share.
 //
 // reads   a, b  raw: element (batch, m, k) of a at a_start + its batch strides + m * a_outer + k * a_k, b alike with n
 // writes  out   element (batch, m, n) at batch * rows * cols + m * out_m + n * out_n; sums are f32 (i32 for integers)
@@ -45,22 +45,7 @@ var<workgroup> partial: array<{{ vector }}, {{ 64 * ROWS }}>;
     }
 {% endfor %}
   }
-{% for m in range(ROWS) %}
-  partial[{{ 64 * m }}u + lid] = s{{ m }};
-{% endfor %}
-  workgroupBarrier();
-  // 64 partial sums a row: eights first, each added up in the place of its first, then the eight.
-  if (lid < {{ 8 * ROWS }}u) {
-    var sum = partial[lid * 8u];
-    for (var i = 1u; i < 8u; i++) { sum += partial[lid * 8u + i]; }
-    partial[lid * 8u] = sum;
-  }
-  workgroupBarrier();
-  let m = lid / 4u;
-  let c = lid % 4u;
-  if (m < p.rows && n + c < p.cols) {
-    var sum = partial[m * 64u][c];
-    for (var i = 1u; i < 8u; i++) { sum += partial[m * 64u + i * 8u][c]; }
+{{ t.finish_gemv(ROWS) }}
     store(batch * p.rows * p.cols + m * p.out_m + (n + c) * p.out_n, sum);
   }
 {% else %}

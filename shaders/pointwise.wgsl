@@ -1,10 +1,20 @@
 // A chain of pointwise operators in one kernel: the work is in load_x.
 //
 // reads   x     the expression, by row-major index
-// writes  out   count elements
-// groups  ceil(count / workgroup)
+// writes  out   count > 0 elements
+// groups  ceil(count / (workgroup * items)); with several items, an invocation's reads are under way together
 
 {{ entry(workgroup) }}
+{% if items == 1 %}
   let i = group * {{ workgroup }}u + lid;
   if (i < p.count) { store(i, load_x(i)); }
+{% else %}
+  let first = group * {{ workgroup * items }}u + lid;
+{% for j in range(items) %}
+  let v{{ j }} = load_x(min(first + {{ workgroup * j }}u, p.count - 1u));
+{% endfor %}
+{% for j in range(items) %}
+  if (first + {{ workgroup * j }}u < p.count) { store(first + {{ workgroup * j }}u, v{{ j }}); }
+{% endfor %}
+{% endif %}
 }

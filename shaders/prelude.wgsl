@@ -308,10 +308,12 @@ fn floor_div_f32(x: f32, y: f32) -> f32 {
   let q = round((x - r) / y);
   return select(q, q - 1.0, r != 0.0 && (r < 0.0) != (y < 0.0));
 }
-fn remainder_i32(x: i32, y: i32) -> i32 { let r = x % y; return select(r, r + y, r != 0 && (r < 0) != (y < 0)); }
+// A GPU's own % is undefined for negative operands (SPIR-V's OpSRem under Vulkan); its / is not.
+fn fmod_i32(x: i32, y: i32) -> i32 { return x - x / y * y; }
+fn remainder_i32(x: i32, y: i32) -> i32 { let r = fmod_i32(x, y); return select(r, r + y, r != 0 && (r < 0) != (y < 0)); }
 fn floor_div_i32(x: i32, y: i32) -> i32 {
   let q = x / y;
-  return select(q, q - 1, (x % y != 0) && ((x < 0) != (y < 0)));
+  return select(q, q - 1, (fmod_i32(x, y) != 0) && ((x < 0) != (y < 0)));
 }
 fn hypot(x: f32, y: f32) -> f32 {
   if (is_inf(x) || is_inf(y)) { return inf(); }

@@ -1,4 +1,4 @@
-{# Macros shared by the kernels that stage operands through workgroup memory (gemm.wgsl, attention.wgsl).
+{# Macros shared by the kernels that stage operands through workgroup memory (gemm.wgsl, attention.wgsl), and by the gemv kernels.
 
    stage(name, at, depth, outer, first, k0, vec, kt, quads, slot, scalar)
      64 invocations copy a tile of kt x 4*quads elements of an operand, each a block of 4 x 4, to
@@ -57,4 +57,24 @@
 {% endif %}
 {% endfor %}
 {% endif %}
+{% endmacro %}
+{#   finish_gemv(ROWS): adds up s0 … of 64 invocations through workgroup array `partial`, 4 columns from n on; opens a block
+     for invocations with a result, where (m, n + c) has `sum`. #}
+{% macro finish_gemv(ROWS) %}
+{% for m in range(ROWS) %}
+  partial[{{ 64 * m }}u + lid] = s{{ m }};
+{% endfor %}
+  workgroupBarrier();
+  // 64 partial sums a row: eights first, each added up in the place of its first, then the eight.
+  for (var e = lid; e < {{ 8 * ROWS }}u; e += 64u) {
+    var sum = partial[e * 8u];
+    for (var i = 1u; i < 8u; i++) { sum += partial[e * 8u + i]; }
+    partial[e * 8u] = sum;
+  }
+  workgroupBarrier();
+  let m = lid / 4u;
+  let c = lid % 4u;
+  if (m < p.rows && n + c < p.cols) {
+    var sum = partial[m * 64u][c];
+    for (var i = 1u; i < 8u; i++) { sum += partial[m * 64u + i * 8u][c]; }
 {% endmacro %}

@@ -188,7 +188,9 @@ def export(
         if as_json:
             stdout.write_json(report.json())
     if not as_json:
-        typer.echo(f"{report.path}: {report.bytes / 1e6:.1f} MB")
+        before = report.bytes_before
+        saved = "" if before is None else f", in full precision about {before / 1e6:.1f} MB"
+        typer.echo(f"{report.path}: {report.bytes / 1e6:.1f} MB{saved}")
         rows = [(name, row.partitions, row.undelegated, row.ops) for name, row in report.methods.items()]
         table(("method", "partitions", "undelegated", "ops"), rows)
 

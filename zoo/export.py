@@ -63,6 +63,7 @@ class ExportReport:
     methods: dict[str, MethodReport]
     refusals: list[Refusal] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)  # linears in full precision under a mode, and why
+    bytes_before: int | None = None  # of the same program without its mode: the size less what quantization saved
 
     def json(self) -> dict[str, Any]:
         return {
@@ -72,6 +73,7 @@ class ExportReport:
             "qlinear": self.qlinear,
             "path": str(self.path),
             "bytes": self.bytes,
+            **({} if self.bytes_before is None else {"bytes_before": self.bytes_before}),
             "methods": {name: asdict(report) for name, report in self.methods.items()},
         }
 
@@ -151,7 +153,7 @@ def _export(recipe: Recipe, request: ExportRequest, path: Path) -> ExportReport:
         bundle = recipe.build(request)
     for line in bundle.notices:
         notice(line)
-    kept = _prepare_modules(recipe, request, bundle.methods)
+    quantized = _prepare_modules(recipe, request, bundle.methods)
     edge, refused = _lower(recipe, request, bundle.methods)
     methods, refusals = _count(edge, refused, request.backend)
     outside = {name: report.undelegated for name, report in methods.items() if report.undelegated}
@@ -164,7 +166,16 @@ def _export(recipe: Recipe, request: ExportRequest, path: Path) -> ExportReport:
     with step(f"{recipe.name}: writing {path}"):
         size = _write(recipe, request, bundle, edge, methods, path)
     return ExportReport(
-        recipe.name, request.backend, request.dtype, request.qlinear, path, size, methods, refusals, kept
+        recipe.name,
+        request.backend,
+        request.dtype,
+        request.qlinear,
+        path,
+        size,
+        methods,
+        refusals,
+        quantized.kept,
+        size + quantized.saved if quantized.changed else None,
     )
 
 
@@ -191,17 +202,17 @@ def _prepare_path(recipe: Recipe, request: ExportRequest, output: Path | None) -
     return output
 
 
-def _prepare_modules(recipe: Recipe, request: ExportRequest, methods: dict[str, Method]) -> dict[str, str]:
-    """Evaluation mode, half precision and quantization, in place; returns linears kept in full precision."""
+def _prepare_modules(recipe: Recipe, request: ExportRequest, methods: dict[str, Method]) -> quantize.Quantized:
+    """Evaluation mode, half precision and quantization, in place; returns what quantization did."""
     for method in methods.values():
         method.module.eval().requires_grad_(False)
     if request.dtype == "fp16":
         _halve(methods)
     if request.qlinear == FULL_PRECISION:
-        return {}
+        return quantize.Quantized()
     declared = next(mode for mode in recipe.quantization[request.backend] if mode.name == request.qlinear)
     with step(f"{recipe.name}: quantizing linears ({quantize.MODES[request.qlinear].what})"):
-        return quantize.apply(methods, request.qlinear, declared).kept
+        return quantize.apply(methods, request.qlinear, declared)
 
 
 def _halve(methods: dict[str, Method]) -> None:

@@ -85,10 +85,15 @@ def check_mode(recipe: Recipe, backend: str, mode: str) -> None:
 
 @dataclass
 class Quantized:
-    """What a mode did: names of the linears it changed, and why each other one was kept."""
+    """What a mode did: names of the linears it changed, and why each other one was kept.
+
+    `saved`: bytes of the changed weights in full precision, less what their codes (in as many bits as the mode says)
+    and scales take.
+    """
 
     changed: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
+    saved: int = 0
 
 
 def apply(methods: Mapping[str, Method], mode: str, declared: QuantMode) -> Quantized:
@@ -119,6 +124,9 @@ def apply(methods: Mapping[str, Method], mode: str, declared: QuantMode) -> Quan
             if reason is not None:
                 done.kept[qualified] = reason
                 continue
+            count, each = module.weight.numel(), module.weight.element_size()
+            scales = count // (group or module.in_features)
+            done.saved += count * each - count * MODES[mode].bits // 8 - scales * each
             quantize_(module, config, filter_fn=_is_linear)
             done.changed.append(qualified)
     if unmet:

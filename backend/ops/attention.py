@@ -2,7 +2,8 @@
 
 Many queries go through `attention` (tiles with running softmax), up to 8 through `attention_few`, which is parallel
 over keys and skips those that a bool mask or causality hides; `attention_merge` puts together what was found in a cache
-longer than a span. A query that sees no key gives 0, as in torch; in `zoo.sdpa`, which stands for a softmax that a model
+longer than a span. A query that sees no key gives 0, as in torch; in `zoo.sdpa`, which stands for a softmax that a
+model
 spells out (`backend.passes.attention`), it gives NaN, as that does. With few queries, what a hidden key holds is never
 read; with many, as in torch, a NaN there comes back as 0 × NaN.
 """

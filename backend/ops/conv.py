@@ -1,9 +1,9 @@
 """Convolutions: conv1d, conv2d, their transposed forms, and aten.convolution, all as one 2-d family.
 
 The kernel is chosen by structure and size. A kernel of one tap is a matrix product; many channels go through tiles
-(`conv_tile`, or, for a handful of positions, patches and a matrix product); few channels, depthwise and grouped ones
-are summed directly. A transposed convolution is a matrix product whose results are gathered, or a direct gather. Bias
-is pointwise work that the builder moves into the kernel's store.
+(`gemm_wide` on GPUs, `conv_tile` on processors, or, for a handful of positions, patches and a matrix product); few
+channels, depthwise and grouped ones are summed directly. A transposed convolution is a matrix product whose results are
+gathered, or a direct gather. Bias is pointwise work that the builder moves into the kernel's store.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.graph import Call, TensorSpec
+from backend.ops import tiles
 from backend.ops.matmul import product
 from backend.ops.registry import FLOATS, register
 from backend.runtime import value as values
@@ -23,7 +24,6 @@ from backend.runtime.value import Value
 WORKGROUP = 64
 FEW_POSITIONS = 8  # up to so many results a channel, the product is one of a matrix and few vectors
 FEW_CHANNELS = 8  # below so many output channels a group, a tile would be mostly empty
-MANY_TILES = 128  # enough to keep a GPU busy
 FEW_TILES = 24  # below so many 64 x 64 tiles, smaller ones keep more of the GPU busy
 SHALLOW = 8  # below so many products a result, staging does not pay
 LARGE = 2**26  # bytes above which products of a transposed convolution are not kept, but gathered from the inputs
@@ -216,33 +216,31 @@ def _tiled(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype:
     kernels = b.contiguous(values.permute(b.movable(weight), (0, 2, 3, 1)) if taps_first else weight)
     vector = g.depth % 4 == 0 and kernels.offset % 4 == 0
     count = g.batch * g.positions
+    params = g.params(x) | {"a_start": kernels.offset, "depth": g.depth}
+    if tiles.usable(b):
+        return tiles.launch(
+            tiles.choose(g.sets, g.out_c, count, g.depth), (g.sets, g.out_c, count, g.depth), shape=whole, dtype=dtype,
+            reads={"a": Vector(kernels) if vector else kernels, "x": x},
+            params=params | {"a_outer": g.depth, "a_k": 1, "images": g.batch},
+            constants={
+                "CONV": True, "FLAT": g.is_flat, "TAPS_FIRST": taps_first, "a_vec": "k" if vector else "", "b_vec": "",
+                "a_fast": "k", "b_fast": "outer",
+            }, b=b,
+        )  # fmt: skip
     block = 8 if g.out_c > 32 and _big_tiles(g) >= FEW_TILES else 4
     tiles_m, tiles_n = -(-g.out_c // (8 * block)), -(-count // (8 * block))
-    tiles = g.sets * tiles_m * tiles_n
-    # Few tiles leave a GPU idle: several groups then share a tile's sums.
-    step = 128 // block
-    splits = 1 if _on_processor(b) else max(1, min(MANY_TILES // tiles, 8, g.depth // (4 * step)))
-    chunk = -(-g.depth // (splits * step)) * step
-    splits = -(-g.depth // chunk)
-    params = g.params(x) | {"a_start": kernels.offset, "weight_outer": g.depth, "weight_k": 1, "depth": g.depth}
-    sums = b.launch(
+    chunk = -(-g.depth // (128 // block)) * (128 // block)
+    return b.launch(
         "conv_tile",
-        shape=whole if splits == 1 else (splits, *whole),
-        dtype=dtype if splits == 1 else "float32",
+        shape=whole,
+        dtype=dtype,
         reads={"weight": Vector(kernels) if vector else kernels, "x": x},
-        groups=splits * tiles,
-        params=params | {"count": count, "batch": g.batch, "tiles_m": tiles_m, "tiles_n": tiles_n, "chunk": chunk},
-        constants={
-            "T": block,
-            "a_vec": "k" if vector else "",
-            "TAPS_FIRST": taps_first,
-            "flat": g.is_flat,
-        },
+        groups=g.sets * tiles_m * tiles_n,
+        params=params
+        | {"weight_outer": g.depth, "weight_k": 1, "count": count, "batch": g.batch}
+        | {"tiles_m": tiles_m, "tiles_n": tiles_n, "chunk": chunk},
+        constants={"T": block, "a_vec": "k" if vector else "", "TAPS_FIRST": taps_first, "flat": g.is_flat},
     )
-    if splits == 1:
-        return sums
-    parts = [b.reshape(values.slice_(b.movable(sums), 0, split, 1), whole) for split in range(splits)]
-    return b.pointwise(" + ".join(f"{{{split}}}" for split in range(splits)), parts, dtype, whole)
 
 
 def _transposed(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype: str, b: Builder) -> Value:

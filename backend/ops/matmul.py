@@ -1,8 +1,9 @@
 """Matrix products: linear, mm, addmm, bmm, baddbmm, mv, dot, matmul.
 
 All are one product [batch…, M, K] × [batch…, K, N] over strides: transposed, sliced and broadcast operands are read
-where they lie. The kernel is chosen by shape: `matmul_small` (one invocation a result), `gemv` (at most 8 rows, or
-columns), or `gemm` (tiles). Bias, alpha and beta are pointwise work that the builder moves into the product's store.
+where they lie. The kernel is chosen by shape: `matmul_small` (one invocation a result), `gemv` (at most 16 rows, or
+columns), `gemm_wide` (large tiles, on GPUs), or `gemm` (tiles, on processors and for integers). Bias, alpha and beta
+are pointwise work that the builder moves into the product's store.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.graph import Call, TensorSpec
+from backend.ops import tiles
 from backend.ops.pointwise import operand
 from backend.ops.registry import FLOATS, INTS, register
 from backend.runtime import value as values
@@ -21,6 +23,7 @@ from backend.runtime.tensor import COMPUTE, Tensor, merge_dims, reshape_strides
 from backend.runtime.value import Iota, Load, Value
 
 GEMV_ROWS = 8
+FEW_ROWS = 16  # up to so many rows, or columns, a product reads its matrix once
 FEW_TILES = 24  # below so many 64 × 64 tiles, smaller ones keep more of a GPU busy; a CPU has few cores to keep busy
 FEW_TILES_CPU = 2
 
@@ -115,7 +118,7 @@ def _launch(first: Tensor, second: Tensor, shape: Sequence[int], dtype: str, b: 
     constants: dict[str, Any] = {"scalar": "i32" if integer else "f32", "batch_dims": len(runs)}
     params = {f"batch_{d}": size for d, (size, _) in enumerate(runs)}
     out_strides = (cols, 1)
-    few = min(rows, cols) <= GEMV_ROWS
+    few = min(rows, cols) <= FEW_ROWS
     if depth <= 8 or (rows <= 16 and cols <= 16 and depth <= 64 and batch >= 32):
         count = batch * rows * cols
         params |= {"count": count, "rows": rows, "cols": cols, "depth": depth, **a.params("a"), **w.params("b")}
@@ -127,17 +130,33 @@ def _launch(first: Tensor, second: Tensor, shape: Sequence[int], dtype: str, b: 
         if rows > cols:  # the transposed product, stored transposed
             a, w, rows, cols, out_strides = w, a, cols, rows, (1, cols)
         return _launch_gemv(a, w, (batch, rows, cols, depth), out_strides, shape, kernel_dtype, params, constants, b)
-    big_tiles = batch * -(-rows // 64) * -(-cols // 64)
-    enough = FEW_TILES_CPU if b.capabilities.adapter_type == "CPU" else FEW_TILES
-    block = 8 if big_tiles >= enough and min(rows, cols) > 32 else 4
+    if not integer and tiles.usable(b):
+        a_vec, b_vec = a.vector_axis(rows, depth), w.vector_axis(cols, depth)
+        return tiles.launch(
+            tiles.choose(batch, rows, cols, depth), (batch, rows, cols, depth), shape=shape, dtype=kernel_dtype,
+            reads={"a": a.read(bool(a_vec)), "b": w.read(bool(b_vec))}, params=params | a.params("a") | w.params("b"),
+            constants={
+                "batch_dims": len(runs), "CONV": False, "FLAT": False, "TAPS_FIRST": False,
+                "a_vec": a_vec, "b_vec": b_vec, "a_fast": fast_axis(a, a_vec), "b_fast": fast_axis(w, b_vec),
+            }, b=b,
+        )  # fmt: skip
+    block = tile_block(batch, rows, cols, b)
     tiles_m, tiles_n = -(-rows // (8 * block)), -(-cols // (8 * block))
     a_vec, b_vec = a.vector_axis(rows, depth), w.vector_axis(cols, depth)
     params |= {"rows": rows, "cols": cols, "depth": depth, "tiles_m": tiles_m, "tiles_n": tiles_n}
-    constants |= {"T": block, "a_vec": a_vec, "b_vec": b_vec, "a_fast": _fast(a, a_vec), "b_fast": _fast(w, b_vec)}
+    constants |= {"T": block, "a_vec": a_vec, "b_vec": b_vec, "b_bits": 0}
+    constants |= {"a_fast": fast_axis(a, a_vec), "b_fast": fast_axis(w, b_vec)}
     return b.launch(
         "gemm", shape=shape, dtype=kernel_dtype, reads={"a": a.read(bool(a_vec)), "b": w.read(bool(b_vec))},
         groups=batch * tiles_m * tiles_n, params=params | a.params("a") | w.params("b"), constants=constants,
     )  # fmt: skip
+
+
+def tile_block(batch: int, rows: int, cols: int, b: Builder) -> int:
+    """How many results an invocation of gemm.wgsl holds along each axis: 8, or 4 where that leaves too few tiles."""
+    big_tiles = batch * -(-rows // 64) * -(-cols // 64)
+    enough = FEW_TILES_CPU if b.capabilities.adapter_type == "CPU" else FEW_TILES
+    return 8 if big_tiles >= enough and min(rows, cols) > 32 else 4
 
 
 def _launch_gemv(
@@ -152,7 +171,7 @@ def _launch_gemv(
     lanes = 16 if cols > 32 else 4
     span = 4 if axis == "k" else 4 * lanes
     tiles_n = -(-cols // span)
-    bucket = next(size for size in (1, 2, 4, 8) if size >= rows)
+    bucket = next(size for size in (1, 2, 4, 8, 16) if size >= rows)
     constants |= {"axis": axis, "width": width, "a_vec": a_vec, "ROWS": bucket, "LANES": lanes}
     params |= {"rows": rows, "cols": cols, "depth": depth, "tiles_n": tiles_n}
     params |= {"out_m": out_strides[0], "out_n": out_strides[1], **a.params("a"), **w.params("b")}
@@ -168,7 +187,7 @@ def _batch_strides(tensor: Tensor, batch_shape: Sequence[int]) -> tuple[int, ...
     return (0,) * (len(batch_shape) - len(own)) + tuple(steps)
 
 
-def _fast(side: Operand, vec: str) -> str:
+def fast_axis(side: Operand, vec: str) -> str:
     """The axis that neighbouring invocations follow when they read."""
     return vec or ("outer" if side.outer == 1 else "k")
 

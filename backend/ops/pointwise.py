@@ -166,7 +166,7 @@ ARITHMETIC: dict[str, dict[str, str]] = {
     "maximum": {"f32": "max_nan({0}, {1})", "i32": "max({0}, {1})", "bool": "({0} || {1})"},
     "minimum": {"f32": "min_nan({0}, {1})", "i32": "min({0}, {1})", "bool": "({0} && {1})"},
     "remainder": {"f32": "remainder_f32({0}, {1})", "i32": "remainder_i32({0}, {1})"},
-    "fmod": {"f32": "fmod_f32({0}, {1})", "i32": "({0} % {1})"},
+    "fmod": {"f32": "fmod_f32({0}, {1})", "i32": "fmod_i32({0}, {1})"},
     "floor_divide": {"f32": "floor_div_f32({0}, {1})", "i32": "floor_div_i32({0}, {1})"},
     "bitwise_and": {"i32": "({0} & {1})", "bool": "({0} && {1})"},
     "bitwise_or": {"i32": "({0} | {1})", "bool": "({0} || {1})"},

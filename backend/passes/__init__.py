@@ -12,6 +12,7 @@ from collections.abc import Callable
 from backend.graph import Graph
 from backend.passes.attention import fuse_attention, group_heads
 from backend.passes.norms import fuse_rms_norm, fuse_silu
+from backend.passes.quantized import fuse_quantized
 from backend.passes.rope import fuse_rope
 from backend.passes.simplify import inline_scalars, remove_no_ops
 
@@ -20,6 +21,7 @@ Pass = Callable[[Graph], Graph]
 PASSES: tuple[Pass, ...] = (
     inline_scalars,
     remove_no_ops,
+    fuse_quantized,
     fuse_attention,
     group_heads,
     fuse_rms_norm,

@@ -48,12 +48,12 @@ def _inline(look: Rewriter, node: Node) -> Sequence[Node] | None:
         return None
     changed = replace(node, args={**node.args, **numbers})
     tensors = [arg for arg in changed.args.values() if isinstance(arg, Ref)]
-    full = all(look.spec(arg).rank > 0 for arg in tensors)
-    return [changed] if tensors and full and look.accepted(changed) else None
+    whole = all(look.spec(arg).rank > 0 for arg in tensors)
+    return [changed] if tensors and whole and look.accepted(changed) else None
 
 
 def remove_no_ops(graph: Graph) -> Graph:
-    """Copies, and casts, expands, reshapes, permutes and slices to what the tensor is already."""
+    """Copies, products with 1, and casts, expands, reshapes, permutes and slices to what the tensor is already."""
     look = Rewriter(graph)
     renames: dict[int, int] = {}
     nodes = []
@@ -75,4 +75,6 @@ def _changes_nothing(look: Rewriter, node: Node, source: Ref) -> bool:
         return False
     if node.op in PERMUTES:
         return [dim % max(after.rank, 1) for dim in node.args["dims"]] == list(range(after.rank))
+    if node.op in ("aten.mul.Tensor", "aten.mul.Scalar"):
+        return isinstance(node.args["other"], float) and node.args["other"] == 1.0
     return node.op in (*_COPIES, *CASTS, *EXPANDS, *RESHAPES) or (node.op in SLICES and node.args.get("step", 1) == 1)

@@ -23,6 +23,8 @@ from backend.runtime.value import Apply, Expression, Load, Pending, Value
 MAX_GROUPS = 65535
 MAX_FUSED_COST = 64
 POINTWISE_WORKGROUP = 256
+POINTWISE_ITEMS = 4
+POINTWISE_MANY = 2**20
 
 
 @dataclass(frozen=True)
@@ -199,12 +201,15 @@ class Builder:
             self._dispatch(pending.launch, {"out": target}, {} if plain else {"out": value})
             pending.launch.done = target if plain else None
             return
-        groups = -(-value.numel // POINTWISE_WORKGROUP)
+        # A large copy is bound by how many reads are under way; a processor has no use for that.
+        many = value.numel >= POINTWISE_MANY and self.capabilities.adapter_type != "CPU"
+        items = POINTWISE_ITEMS if many else 1
+        groups = -(-value.numel // (POINTWISE_WORKGROUP * items))
         record = Launch(
             "pointwise",
             {"x": value},
             {"count": value.numel},
-            {"workgroup": POINTWISE_WORKGROUP},
+            {"workgroup": POINTWISE_WORKGROUP, "items": items},
             groups,
             (),
             "",
@@ -248,7 +253,7 @@ class Builder:
     def run(self) -> Lowered:
         from backend.ops import registry
 
-        inputs = []
+        inputs: list[Buffer] = []
         for index in self.graph.inputs:
             spec = self.graph.values[index]
             shape = spec.concrete(self.env)

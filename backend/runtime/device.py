@@ -92,8 +92,9 @@ class Device:
         for limit in ("max-storage-buffer-binding-size", "max-buffer-size"):
             if size > self.limit(limit):
                 raise DeviceError(
-                    f"{label or 'tensor'} needs {size / 2**20:.0f} MiB, {self.name} allows {self.limit(limit) / 2**20:.0f}"
-                    f" MiB a buffer ({limit}): use a smaller shape or model, or another adapter (ZOO_ADAPTER)"
+                    f"{label or 'tensor'} needs {size / 2**20:.0f} MiB, {self.name} allows "
+                    f"{self.limit(limit) / 2**20:.0f} MiB a buffer ({limit}): use a smaller shape or model, "
+                    "or another adapter (ZOO_ADAPTER)"
                 )
         return self.guard(
             f"allocating {size} bytes for {label or 'a tensor'}", self._create_buffer, size, extra_usage, label

@@ -209,12 +209,13 @@ def _static_dispatches(dispatches: Sequence[Dispatch]) -> set[int]:
                 if access == WRITE:
                     writers.setdefault(id(buffer), []).append(id(d))
 
-        def fixed(buffer: Buffer) -> bool:
-            if buffer.kind == "constant":
-                return True
-            return buffer.kind == "temp" and all(w in static for w in writers.get(id(buffer), []))
-
-        remaining = {id(d) for d in dispatches if id(d) in static and all(fixed(buffer) for buffer, _ in d.slots)}
+        moving = {key for key, made_by in writers.items() if not static.issuperset(made_by)}
+        remaining = {
+            id(d)
+            for d in dispatches
+            if id(d) in static
+            and all(b.kind == "constant" or (b.kind == "temp" and id(b) not in moving) for b, _ in d.slots)
+        }
         if remaining == static:
             return static
         static = remaining

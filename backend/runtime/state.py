@@ -39,7 +39,7 @@ class StateStore:
 
     def read(self, name: str) -> memoryview:
         """The contents as stored on the GPU (for tests and inspection). Raises `KeyError`."""
-        buffer, spec = self._buffers[name]
+        buffer, _ = self._buffers[name]
         return self._device.read(buffer, buffer.size)
 
     def close(self) -> None:

@@ -95,8 +95,7 @@ def reshape_strides(shape: Sequence[int], strides: Sequence[int], new_shape: Seq
     if math.prod(shape) == 0:
         return contiguous_strides(new_shape)
     runs = merge_dims(shape, [strides])
-    result: list[int] = []
-    remaining = [size for size in new_shape]
+    remaining = list(new_shape)
     position = len(remaining) - 1
     out: list[int | None] = [None] * len(remaining)
     for run_size, (run_stride,) in reversed(runs):
@@ -115,8 +114,7 @@ def reshape_strides(shape: Sequence[int], strides: Sequence[int], new_shape: Seq
             return None
         out[position] = 0
         position -= 1
-    result = [0 if stride is None else stride for stride in out]
-    return tuple(result)
+    return tuple(0 if stride is None else stride for stride in out)
 
 
 def merge_dims(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 
 class LogMel:
-    """`settings`: hop_length, n_fft, preemphasis (or None), log_guard; `window` `[win_length]`; `filters` `[mel, bins]`."""
+    """`settings`: hop_length, n_fft, preemphasis (or None), log_guard. `window` `[win]`, `filters` `[mel, bins]`."""
 
     def __init__(self, settings: dict[str, Any], window: np.ndarray, filters: np.ndarray):
         self.hop: int = settings["hop_length"]

@@ -60,7 +60,7 @@ def draw(file: BinaryIO, segments: Sequence[Segment], envelope: Envelope, durati
     """Writes the picture as PNG."""
     speakers = sorted({segment.speaker for segment in segments})
     height = WAVE + LANE * max(len(speakers), 1) + SCALE
-    image = Image.new("RGB", (MARGIN + WIDTH + 20, height), "white")
+    image = Image.new("RGB", (MARGIN + WIDTH + 60, height), "white")
     pen = ImageDraw.Draw(image)
     font = ImageFont.load_default(16)
     scale = WIDTH / max(duration, 1e-9)

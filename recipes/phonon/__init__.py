@@ -48,7 +48,7 @@ QUANTIZATION = {
     "xnnpack": _modes("8da4w", "8da8w"),
     "cuda": _modes("4w", "8w"),
     "vulkan": _modes("4w", "8da4w"),
-    "webgpu": _modes("4w", "8da4w"),
+    "webgpu": _modes("4w", "8w", "8da4w", "8da8w"),
     "mlx": _modes("4w", "8w"),
 }
 

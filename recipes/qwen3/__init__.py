@@ -63,7 +63,11 @@ def tolerances(dtype: str, mode: str, kv_dtype: str | None = None) -> dict[str, 
             "tokens": Tolerance(0, 0, "within 1e-3 of float64 no likeliest token changes"),
         }
     if "da" in mode:
-        return {"logits": Tolerance(0, 0.15, "activations of 8 bits (0.4%) at every linear, through all layers")}
+        return {
+            "logits": Tolerance(
+                0, 0.15, "activations of 8 bits (0.4%) at every linear; 4% was measured with XNNPACK after two layers"
+            )
+        }
     if dtype == "fp16":
         return {"logits": Tolerance(0, 2e-2, "linears and caches keep 11 bits (5e-4), through all layers")}
     if kv_dtype == "fp16":

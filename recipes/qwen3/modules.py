@@ -201,7 +201,7 @@ class StepMethod(nn.Module):
 
     def half_linears(self) -> None:
         """Linears and embedding in float16."""
-        halved: dict[nn.Parameter, nn.Parameter] = {}  # a tied weight stays one
+        halved: dict[Tensor, nn.Parameter] = {}  # a tied weight stays one
         for module in self.modules():
             if isinstance(module, nn.Linear | _Table):
                 if module.weight not in halved:

@@ -93,7 +93,7 @@ def _decode(image: Image.Image, path: Path) -> Picture:
         return Picture(np.ascontiguousarray(colour), alpha, icc, notices)
     if bits > 8 and image_mode[0] not in "IF":
         notices.append(f"{path.name} holds {bits} bits a channel, of which 8 are kept")
-    image = ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)
     if image_mode in ("I", "F"):
         array = np.asarray(image).astype(np.float64)
         top = 65535.0 if image_mode == "I" else 1.0
@@ -106,7 +106,9 @@ def _decode(image: Image.Image, path: Path) -> Picture:
         image, icc = _to_srgb(image, icc), None
     has_alpha = image.has_transparency_data
     grey = image_mode in ("1", "L", "LA", "La")
-    image = image.convert(("LA" if grey else "RGBA") if has_alpha else ("L" if grey else "RGB"))
+    mode = ("L" if grey else "RGB") + ("A" if has_alpha else "")
+    if image.mode != mode:
+        image = image.convert(mode)
     array = np.array(image)
     array = array[..., None] if array.ndim == 2 else array
     channels = 1 if grey else 3

@@ -16,6 +16,7 @@ import numpy as np
 # Overlap, for each pixel that is folded, where a network's radius is too large to be covered. What is farther away
 # hardly counts: with x4plus on a photograph, tiles are then 70 dB from the whole picture at once (16: 56, 8: 48).
 PARTIAL_OVERLAP = 32
+COVERED = 48  # a radius that is always covered: those of the compact networks are 18 and 34
 DEFAULT_BUDGET = 2**27  # bytes of one intermediate, where the adapter says nothing
 MAX_BUDGET = 2**28  # larger tiles are hardly faster, and memory is set by the tile
 
@@ -53,17 +54,17 @@ class Layout:
 
 
 def auto_tile(limits: Limits, budget: int = DEFAULT_BUDGET) -> int:
-    """The side of the part that a window adds, for windows whose largest intermediate takes `budget` bytes."""
-    side = min(limits.max_side, int((min(budget, MAX_BUDGET) / limits.pixel_bytes) ** 0.5))
-    return max(limits.multiple, side - 2 * overlap_of(limits, side))
+    """The largest tile for whose window the network's largest intermediate takes no more than `budget` bytes."""
+    most = min(limits.max_side, int((min(budget, MAX_BUDGET) / limits.pixel_bytes) ** 0.5))
+    sizes = range(_up(most, limits.multiple), limits.multiple, -limits.multiple)
+    return next((tile for tile in sizes if tile + 2 * overlap_of(limits, tile) <= most), limits.multiple)
 
 
-def overlap_of(limits: Limits, side: int) -> int:
-    """The network's radius where a window of `side` has room for it, else what pays: not over a quarter of it."""
-    overlap = (
-        limits.radius if 4 * limits.radius <= side else min(limits.radius, PARTIAL_OVERLAP * limits.multiple, side // 4)
-    )
-    return _up(overlap, limits.multiple)
+def overlap_of(limits: Limits, tile: int) -> int:
+    """The network's radius where that does not more than double a tile's side, or is small; else what pays."""
+    if limits.radius <= max(tile // 2, COVERED):
+        return _up(limits.radius, limits.multiple)
+    return PARTIAL_OVERLAP * limits.multiple
 
 
 def plan(height: int, width: int, tile: int, limits: Limits, overlap: int | None = None) -> Layout:
@@ -71,12 +72,9 @@ def plan(height: int, width: int, tile: int, limits: Limits, overlap: int | None
     for windows larger than the program takes."""
     multiple = limits.multiple
     full = (_up(height, multiple), _up(width, multiple))
-    if tile and overlap is None:
-        # A window grows with its overlap: the rule is for the whole window, so look for the one that adds `tile`.
-        overlap = overlap_of(limits, tile)
-        for _ in range(4):
-            overlap = overlap_of(limits, tile + 2 * overlap)
-    overlap = _up(overlap or 0, multiple)
+    if not tile:
+        overlap = 0
+    overlap = _up(overlap_of(limits, tile) if overlap is None else overlap, multiple)
     rows, columns = (min(size, _up(tile, multiple) + 2 * overlap) if tile else size for size in full)
     if max(rows, columns) > limits.max_side:
         raise ValueError(f"a window of {columns}×{rows} is larger than the program's {limits.max_side}")

@@ -170,12 +170,12 @@ def test_a_broken_promise_of_full_delegation_fails(toy: Recipe, tmp_path: Path) 
     assert os.listdir(tmp_path) == []
 
 
-def test_modes_of_the_gpu_backend_come_from_its_own_list(toy: Recipe) -> None:
-    works = quantize.available(toy, "webgpu")
-    assert works[0] == "none"
-    if "4w" not in works:
-        with pytest.raises(UserError, match="declared for toy on webgpu, but webgpu has no kernel"):
-            make_request(toy, "webgpu", qlinear="4w")
+def test_q3_modes_of_the_gpu_backend_come_from_its_own_list(toy: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert quantize.available(toy, "webgpu") == ("none", "4w")
+    make_request(toy, "webgpu", qlinear="4w")
+    monkeypatch.setattr("backend.quantization.MODES", {"8w": None})
+    with pytest.raises(UserError, match=r"declared for toy on webgpu, but webgpu has no kernel.*work there: none$"):
+        make_request(toy, "webgpu", qlinear="4w")
 
 
 def test_keeps_must_meet_a_module(toy: Recipe) -> None:

@@ -1,6 +1,7 @@
 """Runs one aten operator, or a small traced function, through the torch-free runtime and compares with float64 eager.
 
-`check_op("aten.softmax.int", x, 1, rtol=…)` builds a one-node graph from the operator's schema, asks the registry whether
+`check_op("aten.softmax.int", x, 1, rtol=…)` builds a one-node graph from the operator's schema, asks the registry
+whether
 it accepts, runs it on the device and compares with the same operator in float64. No export is involved, so a case takes
 milliseconds. `refusal_of` gives the registry's reason for a case that must be refused.
 """
@@ -18,9 +19,9 @@ from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
 from backend.ops import registry
 from backend.runtime.delegate import Delegate
 
-F32 = dict(atol=1e-6, rtol=1e-5)  # a few roundings of float32 (eps 1.2e-7) and of a driver's exp, log, sqrt
-F16 = dict(atol=1e-3, rtol=2e-3)  # one rounding to float16 (eps 9.8e-4); arithmetic is float32
-EXACT = dict(atol=0.0, rtol=0.0)
+F32 = {"atol": 1e-6, "rtol": 1e-5}  # a few roundings of float32 (eps 1.2e-7) and of a driver's exp, log, sqrt
+F16 = {"atol": 1e-3, "rtol": 2e-3}  # one rounding to float16 (eps 9.8e-4); arithmetic is float32
+EXACT = {"atol": 0.0, "rtol": 0.0}
 
 
 def overload(name: str) -> Any:
@@ -130,7 +131,8 @@ def assert_close(actual: np.ndarray, golden: np.ndarray, atol: float, rtol: floa
     if not np.issubdtype(actual.dtype, np.floating):
         wrong = actual != golden
         assert not wrong.any(), (
-            f"{wrong.sum()} of {wrong.size} differ, first at {np.argwhere(wrong)[:3].tolist()}: {actual[wrong][:5]} against {golden[wrong][:5]}"
+            f"{wrong.sum()} of {wrong.size} differ, first at {np.argwhere(wrong)[:3].tolist()}: "
+            f"{actual[wrong][:5]} against {golden[wrong][:5]}"
         )
         return
     with np.errstate(all="ignore"):
@@ -141,6 +143,7 @@ def assert_close(actual: np.ndarray, golden: np.ndarray, atol: float, rtol: floa
         difference = np.where(np.isnan(difference), np.inf, difference)
         wrong = difference > atol + rtol * np.where(np.isfinite(golden), np.abs(golden), 0)
     assert not wrong.any(), (
-        f"{wrong.sum()} of {wrong.size} out of tolerance, max difference {difference.max():.3g}, mean {difference.mean():.3g}, "
+        f"{wrong.sum()} of {wrong.size} out of tolerance, max difference {difference.max():.3g}, "
+        f"mean {difference.mean():.3g}, "
         f"first at {np.argwhere(wrong)[:3].tolist()}: {actual[wrong][:5]} against {golden[wrong][:5]}"
     )

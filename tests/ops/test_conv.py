@@ -12,7 +12,7 @@ from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry
 from backend.runtime.builder import Capabilities, lower_graph
 
-VARIANTS = pytest.mark.parametrize("tiles", [False, True], ids=["direct", "tile"])
+VARIANTS = pytest.mark.parametrize("tiles", ["", "tile", "wide"], ids=["direct", "tile", "wide"])
 
 # A sum of n products of about 1 carries about sqrt(n) float32 roundings of itself: for n to 4000, below 2e-5 of the
 # weights' scale. float16 adds one rounding of the result (eps 9.8e-4).
@@ -22,10 +22,10 @@ FLOATS = [torch.float32, torch.float16]
 
 
 @pytest.fixture
-def variant(tiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Overrules the choice that depends on the device, so that any device tests both kernels."""
-    monkeypatch.setattr("backend.ops.conv._prefers_tiles", lambda g, b: tiles)
-    monkeypatch.setattr("backend.ops.conv._on_processor", lambda b: False)
+def variant(tiles: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overrules the choice that depends on the device, so that any device tests all kernels."""
+    monkeypatch.setattr("backend.ops.conv._prefers_tiles", lambda g, b: bool(tiles))
+    monkeypatch.setattr("backend.ops.tiles.usable", lambda b: tiles == "wide")
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

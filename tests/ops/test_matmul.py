@@ -15,7 +15,7 @@ from harness import assert_close, check_op, refusal_of, run_graph
 from backend.convert import dtype_name, normalize
 from backend.expr import parse
 from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
-from backend.ops import registry
+from backend.ops import registry, tiles
 from backend.runtime.builder import Capabilities, lower_graph
 from backend.runtime.delegate import Delegate
 
@@ -289,3 +289,36 @@ def test_dynamic_rows():
         x = torch.randn(1, length, 36)
         assert_close(delegate.execute([x.numpy()])[0], (x.double() @ weight.double().t()).numpy(), **SUMS)
     delegate.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("tile", [tiles.LARGE, tiles.MEDIUM, tiles.SMALL], ids=["large", "medium", "small"])
+@pytest.mark.parametrize("depth", [17, 260])
+def test_wide_tiles(tile, depth, dtype, monkeypatch):
+    """GPUs' own kernel, on any device: edges, transposed operands, batches, sums in parts."""
+    monkeypatch.setattr("backend.ops.tiles.usable", lambda b: True)
+    monkeypatch.setattr("backend.ops.tiles.choose", lambda *sizes: tile)
+    tolerance = SUMS if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-3}
+    for rows, cols in ((17, 131), (132, 68)):
+        x, y = torch.randn(rows, depth).to(dtype), torch.randn(depth, cols).to(dtype)
+        check_op("aten.mm.default", x, y, **tolerance)
+        weight, bias = torch.randn(cols, depth).to(dtype), torch.randn(cols).to(dtype)
+        check_op("aten.linear.default", x, weight, bias, **tolerance)
+    x, y = torch.randn(2, 1, 19, depth).to(dtype), torch.randn(3, depth, 21).to(dtype)
+    check_op("aten.matmul.default", x, y, **tolerance)
+
+
+def test_wide_tiles_with_what_must_not_leak(monkeypatch):
+    """What is staged beyond an edge meets infinities: 0 x inf must not reach a result."""
+    monkeypatch.setattr("backend.ops.tiles.usable", lambda b: True)
+    x, y = torch.randn(20, 21), torch.randn(21, 35)
+    x[3, 20], y[20, 34] = float("inf"), float("nan")
+    check_op("aten.mm.default", x, y, **SUMS)
+
+
+def test_the_choice_of_a_tile():
+    """Large where it fills a GPU; else smaller ones, and sums in parts: the two that a thin product needs."""
+    assert tiles.choose(1, 4096, 4096, 4096) == tiles.LARGE
+    assert tiles.choose(1, 256, 256, 16384) == tiles.MEDIUM and tiles.MEDIUM.parts(1, 256, 256, 16384) == 16
+    assert tiles.choose(1, 256, 512, 512) == tiles.SMALL and tiles.SMALL.parts(1, 256, 512, 512) == 2
+    assert tiles.choose(1, 17, 4096, 64) == tiles.SMALL and tiles.SMALL.parts(1, 17, 4096, 64) == 1

@@ -239,7 +239,7 @@ print(len(frames), frames[0][0], frames[0][119], frames[1][0])
 
 def test_declaration() -> None:
     assert registry.load("phonon") is RECIPE
-    assert RECIPE.modes("webgpu") == ("none", "4w", "8da4w")
+    assert RECIPE.modes("webgpu") == ("none", "4w", "8w", "8da4w", "8da8w")
     assert RECIPE.modes("xnnpack") == ("none", "8da4w", "8da8w")
     assert RECIPE.modes("cuda") == RECIPE.modes("mlx") == ("none", "4w", "8w")
     assert all(bound.why for bounds in RECIPE.tolerances.values() for bound in bounds.values())

