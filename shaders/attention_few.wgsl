@@ -1,4 +1,4 @@
-// Attention of one query over a span of 256 keys: the decoder's step over its cache, parallel over keys.
+// Attention of one query over a span of 64 * EACH keys: the decoder's step over its cache, parallel over keys.
 //
 // reads   q, k, v  raw: element (batch, head, position, e) through strides (q_outer, k_outer, v_k of a position, q_k, k_k,
 //                  v_outer of e); q and k by vec4 where width is 4, v where v_vec
@@ -12,7 +12,7 @@
 // A key that is hidden by a bool mask, or by causality, is never read, nor its value: an almost empty cache costs little.
 // The weight of a hidden key is marked by -1.
 
-var<workgroup> weights: array<f32, 256>;
+var<workgroup> weights: array<f32, {{ 64 * EACH }}>;
 var<workgroup> largest: array<f32, 64>;
 var<workgroup> totals: array<f32, 64>;
 var<workgroup> partial: array<vec4<f32>, 64>;
@@ -30,9 +30,9 @@ var<workgroup> partial: array<vec4<f32>, 64>;
 {% if mask %}
   let mask_base = p.mask_start + batch * p.mask_batch + head * p.mask_head + query * p.mask_query;
 {% endif %}
-  let first = span * 256u;
+  let first = span * {{ 64 * EACH }}u;
   var top = bitcast<f32>(0xff7fffffu);
-{% for j in range(4) %}
+{% for j in range(EACH) %}
   let key{{ j }} = first + {{ 64 * j }}u + lid;
   var s{{ j }} = 0.0;
   var ok{{ j }} = key{{ j }} < p.keys;
@@ -69,7 +69,7 @@ var<workgroup> partial: array<vec4<f32>, 64>;
   top = largest[0];
   for (var i = 8u; i < 64u; i += 8u) { top = max_nan(top, largest[i]); }
   var total = 0.0;
-{% for j in range(4) %}
+{% for j in range(EACH) %}
   let w{{ j }} = exp(s{{ j }} - top);
   weights[{{ 64 * j }}u + lid] = select(-1.0, w{{ j }}, ok{{ j }});
   total += select(0.0, w{{ j }}, ok{{ j }});
@@ -93,7 +93,7 @@ var<workgroup> partial: array<vec4<f32>, 64>;
   let v{{ c }} = v_base + min(column + {{ c }}u, p.values - 1u) * p.v_outer;
 {% endfor %}
 {% endif %}
-  let count = select(min(256u, p.keys - first), 0u, total == 0.0);
+  let count = select(min({{ 64 * EACH }}u, p.keys - first), 0u, total == 0.0);
   var sum = vec4<f32>();
   for (var i = lid / {{ LANES }}u; i < count; i += {{ 64 // LANES }}u) {
     let w = weights[i];

@@ -158,8 +158,8 @@ var<workgroup> tile: array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, 2>;
   let n{{ s }} = lid + {{ s * threads }}u - select({{ blocks_a }}u, 0u, is_a{{ s }});
   let fast{{ s }} = select({{ "true" if b_fast == "k" else "false" }}, {{ "true" if a_fast == "k" else "false" }}, is_a{{ s }});
   let across{{ s }} = select({{ qn }}u, {{ qm }}u, is_a{{ s }});
-  let kq{{ s }} = select(n{{ s }} / across{{ s }}, n{{ s }} / 8u % {{ KT // 4 }}u, fast{{ s }});
-  let oq{{ s }} = select(n{{ s }} % across{{ s }}, n{{ s }} % 8u + n{{ s }} / {{ 2 * KT }}u * 8u, fast{{ s }});
+  let kq{{ s }} = select(n{{ s }} / across{{ s }}, n{{ s }} % {{ KT // 4 }}u, fast{{ s }});
+  let oq{{ s }} = select(n{{ s }} % across{{ s }}, n{{ s }} / {{ KT // 4 }}u, fast{{ s }});
   let o{{ s }} = select(first_n, first_m, is_a{{ s }}) + oq{{ s }} * 4u;
   let slot{{ s }} = oq{{ s }} + select({{ qm }}u, 0u, is_a{{ s }});
 {% for j in range(4) %}

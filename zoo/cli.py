@@ -263,33 +263,56 @@ def plan(
 
 @app.command()
 def bench(
-    model: Model,
+    model: Annotated[str, typer.Argument(help="A model of `zoo list`, or `kernels`.", metavar="MODEL|kernels")],
     backend: Annotated[list[str] | None, typer.Option("--backend", "-b", help="May be given more than once.")] = None,
     weights: Weights = "auto",
     dtype: Dtype = "fp32",
     qlinear: Qlinear = FULL_PRECISION,
     runs: Annotated[int, typer.Option(help="Timed calls of each method.")] = 20,
     runtime: Runtime = "executorch",
+    traced: Annotated[bool, typer.Option("--trace", help="GPU time of every kernel instead (WebGPU).")] = False,
+    only: Annotated[str, typer.Option(help="With `kernels`: those whose names contain this.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Time one call of each method on the recipe's example inputs."""
+    """Time one call of each method on the recipe's example inputs, or single kernels."""
     from zoo.bench import bench as run_bench
+    from zoo.bench import trace, trace_rows
     from zoo.export import make_request
 
+    if model == "kernels":
+        _bench_kernels(runs, only, as_json)
+        return
     recipe = registry.load(model)
     requests = [
         make_request(recipe, name, weights=weights, dtype=dtype, qlinear=qlinear) for name in backend or ["webgpu"]
     ]
     with own_stdout() as stdout:
-        report = run_bench(recipe, requests, runs=runs, runtime=runtime)
+        if traced:
+            report = trace(recipe, make_request(recipe, "webgpu", weights=weights, dtype=dtype, qlinear=qlinear))
+        else:
+            report = run_bench(recipe, requests, runs=runs, runtime=runtime)
         if as_json:
             stdout.write_json(report)
-    if not as_json:
+    title = f"adapter: {report['adapter']}"
+    if traced and not as_json:
+        table(("method", "kernel", "dispatches", "gpu us", "share"), trace_rows(report), title=title)
+    elif not as_json:
         columns = ("method", "backend", "median_ms", "min_ms")
         rows = [
             (row["method"], row["backend"], *(f"{row[key]:.2f}" for key in columns[2:])) for row in report["results"]
         ]
-        table(columns, rows, title=f"adapter: {report['adapter']}")
+        table(columns, rows, title=title)
+
+
+def _bench_kernels(runs: int, only: str, as_json: bool) -> None:
+    from zoo.bench_kernels import COLUMNS, bench_kernels, rows
+
+    with own_stdout() as stdout:
+        report = bench_kernels(runs=runs, only=only)
+        if as_json:
+            stdout.write_json(report)
+    if not as_json:
+        table(COLUMNS, rows(report), title=f"adapter: {report['adapter']}, copy {report['copy_gb_s']:.0f} GB/s")
 
 
 @app.command(hidden=True)

@@ -24,7 +24,8 @@ from backend.runtime.value import Value
 
 MAX_RANK = 4
 FEW_QUERIES = 8
-SPAN = 256  # keys a workgroup of attention_few looks at
+SPANS = (64, 256)  # keys a workgroup of attention_few looks at
+BUSY = 1024  # workgroups below which a GPU gets the shorter span
 BLOCK = 32  # columns of v a workgroup of attention keeps per block, at most 4 blocks
 
 
@@ -137,16 +138,25 @@ def _launch_many(job: Job, b: Builder) -> Value:
     )
 
 
+def _span(rows: int, keys: int, b: Builder) -> int:
+    """A processor, and a GPU that is busy anyway, get the longer span: fewer results to put together."""
+    short, long = SPANS
+    few = keys > short and rows * -(-keys // long) < BUSY
+    return short if few and b.capabilities.adapter_type != "CPU" else long
+
+
 def _launch_few(job: Job, b: Builder) -> Value:
     rows, width = job.pairs * job.params["queries"], job.params["values"]
-    spans = -(-job.params["keys"] // SPAN)
     lanes = next(n for n in (4, 8, 16, 32, 64) if 4 * n >= width or n == 64)
     chunks = -(-width // (4 * lanes))
+    span = _span(rows * chunks, job.params["keys"], b)
+    spans = -(-job.params["keys"] // span)
     wide = {"q": job.vec["q"] == "k" and job.vec["k"] == "k", "v": job.vec["v"] == "outer"}
     wide["k"] = wide["q"]
     reads = job.reads | {name: side.read(wide[name]) for name, side in job.sides.items()}
     params = job.params | {"spans": spans, "chunks": chunks}
-    constants = job.constants | {"width": 4 if wide["q"] else 1, "v_vec": wide["v"], "LANES": lanes, "ONE": spans == 1}
+    constants = job.constants | {"width": 4 if wide["q"] else 1, "v_vec": wide["v"], "LANES": lanes, "EACH": span // 64}
+    constants["ONE"] = spans == 1
     groups = rows * chunks * spans
     few = "attention_few"
     if spans == 1:

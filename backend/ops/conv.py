@@ -218,8 +218,9 @@ def _tiled(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype:
     count = g.batch * g.positions
     params = g.params(x) | {"a_start": kernels.offset, "depth": g.depth}
     if tiles.usable(b):
+        sizes = (g.sets, g.out_c, count, g.depth)
         return tiles.launch(
-            tiles.choose(g.sets, g.out_c, count, g.depth), (g.sets, g.out_c, count, g.depth), shape=whole, dtype=dtype,
+            tiles.choose_patches(*sizes), sizes, shape=whole, dtype=dtype,
             reads={"a": Vector(kernels) if vector else kernels, "x": x},
             params=params | {"a_outer": g.depth, "a_k": 1, "images": g.batch},
             constants={

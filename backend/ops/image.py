@@ -59,11 +59,6 @@ def _as_picture(x: Value, shape: tuple[int, ...], dims: int, b: Builder) -> tupl
     return b.reshape(x, (*x.shape[:-1], 1, x.shape[-1])), (*shape[:-1], 1, shape[-1])
 
 
-def _pair(item: Any) -> tuple[int, int]:
-    numbers = [item] if isinstance(item, int) else list(item)
-    return (numbers[0], numbers[-1])
-
-
 # --- resizing ---------------------------------------------------------------------------------------------------------
 
 
@@ -147,56 +142,83 @@ register("aten.pixel_unshuffle.default", accepts=dtypes(ALL), lower=_lower_unshu
 # --- pooling ----------------------------------------------------------------------------------------------------------
 
 
-def _window(call: Call) -> dict[str, int]:
-    kernel = _pair(call["kernel_size"])
-    pairs = {
+_AXES = "dhw"  # a picture has the last two of them
+
+
+def _listed(item: Any, dims: int) -> list[int]:
+    """One number an axis, where torch takes one for all, too."""
+    numbers = [item] if isinstance(item, int) else list(item)
+    return numbers * dims if len(numbers) == 1 else numbers
+
+
+def _window(call: Call, dims: int) -> dict[str, int]:
+    kernel = _listed(call["kernel_size"], dims)
+    given = {
         "kernel": kernel,
-        "stride": _pair(call.get("stride") or kernel),
-        "pad": _pair(call.get("padding", 0)),
-        "dil": _pair(call.get("dilation", 1)),
+        "stride": _listed(call.get("stride") or kernel, dims),
+        "pad": _listed(call.get("padding", 0), dims),
+        "dil": _listed(call.get("dilation", 1), dims),
     }
-    return {f"{name}_{axis}": pair[d] for name, pair in pairs.items() for d, axis in enumerate("hw")}
+    return {f"{name}_{axis}": sizes[d] for name, sizes in given.items() for d, axis in enumerate(_AXES[-dims:])}
 
 
-def _lower_max_pool(call: Call, b: Builder) -> tuple[Value | None, Value | None]:
-    x = call["self"]
-    shape = call.outputs[0].shape if call.outputs[0] is not None else call.outputs[1].shape
-    if call.outputs[1] is None:
-        return _launch("pool", x, shape, b, _window(call), {"MODE": "max", "INDICES": False}), None
-    best, where = b.temp(shape, x.dtype), b.temp(shape, "int64")
-    if math.prod(shape):
-        b.launch_into(
-            "pool",
-            targets={"out": best, "indices": where},
-            reads={"x": _readable(x, b)},
-            groups=-(-math.prod(shape) // WORKGROUP),
-            params=_plane_params(x, shape) | _window(call),
-            constants={"MODE": "max", "INDICES": True},
-        )
-    return values.of_tensor(best), values.of_tensor(where)
+def _lower_pool(mode: str, dims: int, adaptive: bool = False) -> Lower:
+    """Of `dims` axes; mode max or avg. A maximum has where it lies as its second output."""
+
+    def lower(call: Call, b: Builder) -> Any:
+        x = call["self"]
+        found, where = (*call.outputs, None)[:2]
+        spec = found if found is not None else where
+        params: dict[str, Any] = {} if adaptive else _window(call, dims)
+        params["count"] = math.prod(spec.shape)
+        for axis, size, out in zip(_AXES[-dims:], x.shape[-dims:], spec.shape[-dims:], strict=True):
+            params |= {f"in_{axis}": size, f"out_{axis}": out}
+        if mode == "avg" and not adaptive:
+            params["divisor"] = float(call.get("divisor_override", 0))
+            params["count_pad"] = int(call.get("count_include_pad", True))
+        constants = {"MODE": mode, "AXES": _AXES[-dims:], "ADAPTIVE": adaptive, "INDICES": where is not None}
+        groups = -(-params["count"] // WORKGROUP)
+        if where is None:
+            if not groups:
+                best = values.scalar(0, x.dtype, spec.shape)
+            else:
+                reads = {"x": _readable(x, b)}
+                best = b.launch(
+                    "pool", shape=spec.shape, dtype=x.dtype, reads=reads, groups=groups, params=params,
+                    constants=constants,
+                )  # fmt: skip
+            return best if len(call.outputs) == 1 else (best, None)
+        targets = {"out": b.temp(spec.shape, x.dtype), "indices": b.temp(spec.shape, "int64")}
+        if groups:
+            reads = {"x": _readable(x, b)}
+            b.launch_into("pool", targets=targets, reads=reads, groups=groups, params=params, constants=constants)
+        return values.of_tensor(targets["out"]), values.of_tensor(targets["indices"])
+
+    return lower
 
 
-def _lower_avg_pool(call: Call, b: Builder) -> Value:
-    params = _window(call) | {
-        "divisor": float(call.get("divisor_override", 0)),
-        "count_pad": int(call.get("count_include_pad", True)),
-    }
-    return _launch("pool", call["self"], call.outputs[0].shape, b, params, {"MODE": "avg", "INDICES": False})
+def _not_of_nothing(call: Call) -> str | None:
+    """An adaptive window over an empty axis holds nothing to take the maximum or the mean of."""
+    return f"{call.op} of an empty picture" if 0 in call["self"].shape[1:] else None
 
 
-def _lower_adaptive(call: Call, b: Builder) -> Value:
-    return _launch("pool", call["self"], call.outputs[0].shape, b, {}, {"MODE": "adaptive", "INDICES": False})
-
-
-# Kept by export without asking.
-register("aten.max_pool2d_with_indices.default", accepts=dtypes(FLOATS, "self"), lower=_lower_max_pool)
-register("aten.avg_pool2d.default", accepts=dtypes(FLOATS, "self"), lower=_lower_avg_pool, preserve=True)
-register(
-    ("aten._adaptive_avg_pool2d.default", "aten.adaptive_avg_pool2d.default"),
-    accepts=dtypes(FLOATS, "self"),
-    lower=_lower_adaptive,
-    preserve=True,
-)
+for _dims in (2, 3):
+    _floats, _something = dtypes(FLOATS, "self"), every(dtypes(FLOATS, "self"), _not_of_nothing)
+    # Maxima are kept by export without asking.
+    register(f"aten.max_pool{_dims}d_with_indices.default", accepts=_floats, lower=_lower_pool("max", _dims))
+    register(f"aten.avg_pool{_dims}d.default", accepts=_floats, lower=_lower_pool("avg", _dims), preserve=True)
+    register(
+        (f"aten._adaptive_avg_pool{_dims}d.default", f"aten.adaptive_avg_pool{_dims}d.default"),
+        accepts=_something,
+        lower=_lower_pool("avg", _dims, adaptive=True),
+        preserve=True,
+    )
+    register(
+        f"aten.adaptive_max_pool{_dims}d.default",
+        accepts=_something,
+        lower=_lower_pool("max", _dims, adaptive=True),
+        preserve=True,
+    )
 
 
 # --- borders ----------------------------------------------------------------------------------------------------------

@@ -132,8 +132,9 @@ def _launch(first: Tensor, second: Tensor, shape: Sequence[int], dtype: str, b: 
         return _launch_gemv(a, w, (batch, rows, cols, depth), out_strides, shape, kernel_dtype, params, constants, b)
     if not integer and tiles.usable(b):
         a_vec, b_vec = a.vector_axis(rows, depth), w.vector_axis(cols, depth)
+        tile = tiles.choose(batch, rows, cols, depth, a_vec == b_vec == "k")
         return tiles.launch(
-            tiles.choose(batch, rows, cols, depth), (batch, rows, cols, depth), shape=shape, dtype=kernel_dtype,
+            tile, (batch, rows, cols, depth), shape=shape, dtype=kernel_dtype,
             reads={"a": a.read(bool(a_vec)), "b": w.read(bool(b_vec))}, params=params | a.params("a") | w.params("b"),
             constants={
                 "batch_dims": len(runs), "CONV": False, "FLAT": False, "TAPS_FIRST": False,

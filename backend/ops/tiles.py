@@ -50,7 +50,10 @@ class Tile:
 
 LARGE = Tile(8, 16, 2, 4, 8)  # 128 x 128
 MEDIUM = Tile(8, 8, 2, 2, 16)  # 64 x 64
+TURNED = Tile(8, 8, 2, 2, 8)  # 64 x 64, for operands that both have to be turned on the way: fewer clashes of banks
 SMALL = Tile(8, 8, 1, 1, 16)  # 32 x 32
+LONG = Tile(16, 8, 2, 2, 8)  # 64 x 128: few channels, many positions
+LONG_DEEP = Tile(16, 8, 2, 2, 16)
 
 
 def usable(b: Builder) -> bool:
@@ -58,12 +61,21 @@ def usable(b: Builder) -> bool:
     return b.capabilities.adapter_type != "CPU" and b.capabilities.max_invocations >= 128
 
 
-def choose(batches: int, rows: int, cols: int, depth: int) -> Tile:
-    """The largest tile with enough groups, whole or in parts; the smallest where none has."""
+def choose(batches: int, rows: int, cols: int, depth: int, turned: bool = False) -> Tile:
+    """The largest tile with enough groups, whole or in parts; the smallest where none has. turned: see TURNED."""
     if rows > MEDIUM.rows and cols > MEDIUM.cols and batches * LARGE.count(rows, cols) >= BUSY // 2:
         return LARGE
     groups = batches * MEDIUM.count(rows, cols) * MEDIUM.parts(batches, rows, cols, depth)
-    return MEDIUM if min(rows, cols) > SMALL.rows and groups >= BUSY else SMALL
+    if min(rows, cols) <= SMALL.rows or groups < BUSY:
+        return SMALL
+    return TURNED if turned else MEDIUM
+
+
+def choose_patches(batches: int, rows: int, cols: int, depth: int) -> Tile:
+    """The same for a convolution, whose patches are costly to fetch: as many rows (channels) as share them."""
+    if rows > SMALL.rows and batches * LONG.count(rows, cols) * LONG.parts(batches, rows, cols, depth) >= BUSY // 2:
+        return LONG if batches * LONG.count(rows, cols) >= BUSY else LONG_DEEP
+    return choose(batches, rows, cols, depth)
 
 
 def launch(

@@ -62,12 +62,9 @@ def tolerances(dtype: str, mode: str) -> dict[str, Tolerance]:
     probabilities = (1e-4, "float32 through 31 layers, in another order of sums than eager's float64")
     if dtype == "fp16":
         embeds = (2e-3, "half precision keeps 11 bits (5e-4)")
-        probabilities = (
-            1.5e-1,
-            "half precision (5e-4) at every operation of 31 layers, where a probability is steepest",
-        )
+        probabilities = (5e-2, "half precision at every operation: 2% was measured over 31 layers")
     if "da" in mode:
-        probabilities = (5e-1, "activations of 8 bits (0.4%) at six linears a layer, where a probability is steepest")
+        probabilities = (2e-1, "activations of 8 bits (0.4%) at six linears a layer: 9% was measured over 31 layers")
     bounds = {"embeds": Tolerance(0, *embeds), "probabilities": Tolerance(probabilities[0], 0, probabilities[1])}
     if dtype == "fp32" and mode == FULL_PRECISION:
         bounds["recording"] = Tolerance(1e-4, 0, "each chunk hears frames that were chosen by the chunks before it")

@@ -68,8 +68,9 @@ class EncodeMethod(nn.Module):
         self.upsampler = SubpixelUpsampler(model.model.upsampler)
         self.additive: bool = tower.config._attn_implementation == "eager"
         weight = self.proj.weight
-        # In float32, as the model computes them in any precision.
-        cos, sin = tower.rotary_emb(torch.zeros(1, dtype=torch.float32), torch.arange(max_frames)[None])
+        # In float32, as the model computes them in any precision. One more than is needed: of the whole table, a slice
+        # is the table itself, which export would hold against the longest length.
+        cos, sin = tower.rotary_emb(torch.zeros(1, dtype=torch.float32), torch.arange(max_frames + 1)[None])
         self.register_buffer("cos", cos.to(weight.dtype), persistent=False)
         self.register_buffer("sin", sin.to(weight.dtype), persistent=False)
 

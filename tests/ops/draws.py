@@ -1,7 +1,7 @@
 """Arguments for every declared operator, drawn at random: what `test_registry.py` runs against float64 eager.
 
-`STRATEGIES` maps an operator to a function of a `Draw` that returns its positional and keyword arguments. `WITHOUT` lists
-the operators that have none, and why. A strategy draws what torch takes; whether the backend takes it too is for the
+`STRATEGIES` maps an operator to a function of a `Draw` that returns its positional and keyword arguments. `WITHOUT`
+lists the operators that have none, and why. A strategy draws what torch takes; whether the backend takes it too is for the
 registry to say. The first choice of every draw is the plainest, so that failures shrink to plain cases.
 """
 
@@ -768,21 +768,23 @@ def _dims(op: str) -> int:
     return next((dims for dims in (1, 2, 3) if f"{dims}d" in op), 2)
 
 
-@draws("avg_pool2d.default", "max_pool2d_with_indices.default")
+@draws(*(f"{kind}.default" for n in (2, 3) for kind in (f"avg_pool{n}d", f"max_pool{n}d_with_indices")))
 def _(d: Draw) -> Arguments:
-    kernel = [d.int(1, 4) for _ in range(2)]
+    dims = _dims(d.op)
+    kernel = [d.int(1, 4) for _ in range(dims)]
     padding = [d.int(0, size // 2) for size in kernel]
-    stride = [] if d.seldom() else [d.int(1, 3) for _ in range(2)]
-    x = d.tensor(_picture(d, 2, 7), d.dtype(FLOATS), special="max" in d.op)
+    stride = [] if d.seldom() else [d.int(1, 3) for _ in range(dims)]
+    x = d.tensor(_picture(d, dims, 7), d.dtype(FLOATS), special="max" in d.op)
     if "max" in d.op:
-        return (x, kernel, stride, padding, d.one((1, [1, 2], 2)), d.flag()), {}
+        return (x, kernel, stride, padding, d.one((1, [1, 2, 2][:dims], 2)), d.flag()), {}
     return (x, kernel, stride, padding, d.flag(), d.flag(), d.one((None, 3))), {}
 
 
-@draws("_adaptive_avg_pool2d.default", "adaptive_avg_pool2d.default")
+@draws(*(f"{kind}_pool{n}d.default" for n in (2, 3) for kind in ("_adaptive_avg", "adaptive_avg", "adaptive_max")))
 def _(d: Draw) -> Arguments:
-    x = d.tensor(_picture(d, 2), d.dtype(FLOATS), special=False)
-    return (x, [d.int(1, 9), d.int(1, 9)]), {}
+    dims = _dims(d.op)
+    x = d.tensor(_picture(d, dims), d.dtype(FLOATS), special="max" in d.op)
+    return (x, [d.int(1, 9) for _ in range(dims)]), {}
 
 
 @draws(*(f"upsample_{kind}.{form}" for kind in ("nearest1d", "nearest2d", "bilinear2d") for form in ("vec", "default")))

@@ -246,3 +246,16 @@ def test_refusals():
     assert "float64" in (refusal_of(SDPA, *(x.double() for x in args)) or "")
     assert "rank 5" in (refusal_of(SDPA, *(x[None] for x in args)) or "")
     assert refusal_of(SDPA, *args, scale=1 / math.sqrt(3)) is None
+
+
+def test_short_spans(monkeypatch):
+    """What a GPU takes for a few rows over a long cache, on any device."""
+    monkeypatch.setattr("backend.ops.attention.SPANS", (64, 64))
+    for queries, keys in ((1, 33), (3, 257), (8, 600)):
+        test_masks(queries, keys)
+        test_causal_is_aligned_at_the_top_left(queries, keys)
+        test_grouped_heads(queries, keys)
+        test_n2_fully_masked_row(queries, keys)
+    test_single_visible_key(1)
+    test_hidden_keys_of_a_cache_do_not_matter()
+    test_nan_and_infinities(3, 600)

@@ -10,6 +10,7 @@ from harness import EXACT, check_op, refusal_of, run_graph, run_op
 from backend.expr import Dim, Expr
 from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry
+from backend.ops import tiles as wide
 from backend.runtime.builder import Capabilities, lower_graph
 
 VARIANTS = pytest.mark.parametrize("tiles", ["", "tile", "wide"], ids=["direct", "tile", "wide"])
@@ -329,3 +330,23 @@ def test_refusals():
     assert judge("float32", "float32", "float32") is None
     assert "int64" in judge("int64", "int64", "int64")
     assert "different dtypes" in judge("float32", "float16", "float32")
+
+
+@pytest.mark.parametrize("tile", [wide.LONG, wide.LONG_DEEP, wide.LARGE, wide.SMALL], ids=str)
+def test_every_wide_tile(tile, monkeypatch):
+    """Tiles that only large inputs take, on small ones: edges, groups, strides, sums in parts."""
+    monkeypatch.setattr("backend.ops.conv._prefers_tiles", lambda g, b: True)
+    monkeypatch.setattr("backend.ops.tiles.usable", lambda b: True)
+    monkeypatch.setattr("backend.ops.tiles.choose_patches", lambda *sizes: tile)
+    for channels, out, groups in ((3, 9, 1), (32, 70, 1), (24, 34, 2)):
+        weight = rand(out, channels // groups, 3, 3) * (channels // groups * 9) ** -0.5
+        conv(rand(2, channels, 11, 13), weight, rand(out), padding=1, groups=groups)
+        conv(rand(1, channels, 11, 13), weight, None, stride=2, padding=[0, 2], dilation=2, groups=groups)
+    conv(rand(2, 64, 150), rand(40, 64, 5) * 320**-0.5, rand(40), padding=4)
+
+
+def test_the_choice_of_a_wide_tile():
+    assert wide.choose_patches(1, 64, 720 * 1280, 576) == wide.LONG
+    assert wide.choose_patches(1, 512, 1024, 4608) == wide.LONG_DEEP
+    assert wide.choose_patches(1, 64, 64 * 64, 576) == wide.LONG_DEEP
+    assert wide.choose_patches(1, 16, 64, 64) == wide.SMALL

@@ -292,7 +292,7 @@ def test_dynamic_rows():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("tile", [tiles.LARGE, tiles.MEDIUM, tiles.SMALL], ids=["large", "medium", "small"])
+@pytest.mark.parametrize("tile", [tiles.LARGE, tiles.MEDIUM, tiles.TURNED, tiles.SMALL], ids=str)
 @pytest.mark.parametrize("depth", [17, 260])
 def test_wide_tiles(tile, depth, dtype, monkeypatch):
     """GPUs' own kernel, on any device: edges, transposed operands, batches, sums in parts."""
@@ -321,4 +321,5 @@ def test_the_choice_of_a_tile():
     assert tiles.choose(1, 4096, 4096, 4096) == tiles.LARGE
     assert tiles.choose(1, 256, 256, 16384) == tiles.MEDIUM and tiles.MEDIUM.parts(1, 256, 256, 16384) == 16
     assert tiles.choose(1, 256, 512, 512) == tiles.SMALL and tiles.SMALL.parts(1, 256, 512, 512) == 2
+    assert tiles.choose(1, 640, 2048, 512, turned=True) == tiles.TURNED
     assert tiles.choose(1, 17, 4096, 64) == tiles.SMALL and tiles.SMALL.parts(1, 17, 4096, 64) == 1

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given, note, settings
 from hypothesis import strategies as st
 
 from backend.convert import dtype_name
@@ -24,12 +24,12 @@ from tests.ops.draws import WITHOUT, Draw, strategy, without_strategy
 from tests.ops.harness import EXACT, F16, F32, _promote, as_tuple, assert_close, build, overload, run_graph
 
 CASES = int(os.environ.get("ZOO_CASES", "0"))
-LOOSE = dict(atol=2e-5, rtol=2e-5)  # sums of up to a few thousand float32 products: their order is the kernel's own
+LOOSE = {"atol": 2e-5, "rtol": 2e-5}  # sums of up to a few thousand float32 products: their order is the kernel's own
 # Sums in float32 of elements up to 40 that may cancel: the error grows with their number, not with the result.
 SUMS = ("sum", "mean", "var", "std", "cumsum", "norm", "addm", "baddbmm", "mm", "bmm", "linear", "conv", "dot", "mv")
 TOLERANCES = {
     # Steep where a driver's exp, or the argument's own last digit, is amplified by the size of the argument.
-    "aten.exp.default": dict(atol=1e-6, rtol=1e-4),
+    "aten.exp.default": {"atol": 1e-6, "rtol": 1e-4},
 }
 FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 MANY = settings(FEW, max_examples=max(CASES, 1), derandomize=False, print_blob=True)
@@ -56,7 +56,7 @@ def _view_before(draw: Draw, graph: Graph, index: int, feed: np.ndarray) -> np.n
         source = graph.add_value(TensorSpec(spec.dtype, array.shape))
         graph.inputs[position] = source
         graph.nodes.insert(0, Node(op, {"self": Ref(source), **args}, (index,)))
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")  # ascontiguousarray would give a scalar an axis
 
     if kind == "permute":
         order = draw.data.draw(st.permutations(range(rank)))
@@ -96,8 +96,18 @@ def _tolerance(op: str, dtype: str, inputs: list[np.ndarray]) -> dict[str, float
         finite = [np.abs(a[np.isfinite(a)]).max(initial=1.0) for a in inputs if np.issubdtype(a.dtype, np.floating)]
         scale = float(max(finite, default=1.0))
         size = max((a.size for a in inputs), default=1)
-        return dict(atol=2e-6 * max(scale, scale * scale) * math.sqrt(size), rtol=2e-5)
+        return {"atol": 2e-6 * max(scale, scale * scale) * math.sqrt(size), "rtol": 2e-5}
     return F32
+
+
+def described(item: Any) -> str:
+    """For the report of a failure: small tensors whole, larger ones by dtype and shape."""
+    if isinstance(item, torch.Tensor):
+        kind = f"{dtype_name(item.dtype)}{list(item.shape)}"
+        return f"{kind} {item.tolist()}" if item.numel() <= 12 else kind
+    if isinstance(item, dict):
+        return f"{{{', '.join(f'{key}={described(value)}' for key, value in item.items())}}}"
+    return f"({', '.join(map(described, item))})" if isinstance(item, (list, tuple)) else repr(item)
 
 
 def check_drawn(op: str, data: st.DataObject) -> bool:
@@ -114,6 +124,7 @@ def check_drawn(op: str, data: st.DataObject) -> bool:
         return False
     if any(not t.is_floating_point() and t.numel() and t.abs().max() >= 2**31 for t in eager if t.dtype == torch.int64):
         return False  # does not fit the GPU's integers
+    note(f"{op} {described(args)} {described(kwargs)}")
     inputs = list(feeds)
     for index in list(graph.inputs):
         position = graph.inputs.index(index)

@@ -144,9 +144,8 @@ def main() -> int:
         print(f"{len(outcomes):>4}  {outcome.flow}  {outcome.result:<9}  {outcome.test}  {note[:200]}", flush=True)
     (options.out / "suite.json").write_text(json.dumps([outcome.json() for outcome in outcomes], indent=1) + "\n")
     (options.out / "suite.md").write_text(markdown(outcomes))
-    print(
-        f"{options.out / 'suite.md'}: {', '.join(f'{f} {_rate([o for o in outcomes if o.flow == f])}' for f in options.flow)}"
-    )
+    rates = [f"{flow} {_rate([outcome for outcome in outcomes if outcome.flow == flow])}" for flow in options.flow]
+    print(f"{options.out / 'suite.md'}: {', '.join(rates)}")
     return int(any(outcome.flow == FLOW and outcome.result == "failed" for outcome in outcomes))
 
 
