@@ -1,8 +1,9 @@
 """Arguments for every declared operator, drawn at random: what `test_registry.py` runs against float64 eager.
 
-`STRATEGIES` maps an operator to a function of a `Draw` that returns its positional and keyword arguments. `WITHOUT`
-lists the operators that have none, and why. A strategy draws what torch takes; whether the backend takes it too is for the
-registry to say. The first choice of every draw is the plainest, so that failures shrink to plain cases.
+`STRATEGIES` maps an operator to a function of a `Draw` that returns its positional and keyword arguments.
+`WITHOUT` lists the operators that have none, and why. A strategy draws what torch takes; whether the backend takes
+it too is for the registry to say. The first choice of every draw is the plainest, so that failures shrink to plain
+cases.
 """
 
 from __future__ import annotations
