@@ -9,7 +9,7 @@ SHIM_SOURCES := $(wildcard backend/native/*.cpp backend/native/*.h backend/nativ
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow lint clean FORCE
+.PHONY: help setup test test-slow test-suite lint clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -19,6 +19,7 @@ help:
 	@echo 'make MODEL-BACKEND   any model of `zoo list` on any backend that runs here'
 	@echo 'make setup           environment, native shim and a Vulkan driver, no more'
 	@echo 'make test            lint, types and all tests; make test-slow: real-size configurations'
+	@echo 'make test-suite      ExecuTorch'\''s operator suite on our backend, XNNPACK and portable; table in out/suite'
 	@echo 'make clean           remove built files and outputs (not .venv)'
 
 setup: $(VENV)/.shim $(VENV)/.driver
@@ -76,6 +77,9 @@ test: setup lint
 
 test-slow: setup
 	$(BIN)/pytest -m slow < /dev/null
+
+test-suite: setup
+	$(BIN)/python -W ignore -m tests.suite.run --dtypes --flow webgpu_zoo xnnpack portable < /dev/null
 
 clean:
 	rm -rf out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -48,7 +48,7 @@ for _name, (_expression, _parameters) in PARAMETRIC.items():
         f"aten.{_name}.default",
         accepts=dtypes(FLOATS, "self"),
         lower=_lower_parametric(_expression, _parameters),
-        preserve=True,
+        preserve=_name not in ("hardshrink", "softshrink"),  # which export decomposes in any case
     )
 
 
@@ -119,6 +119,24 @@ registry.register(
         ),
     ),
     lower=_lower_nan_to_num,
+)
+
+
+def _lower_round_decimals(call: Call, b: Any) -> Value:
+    out = call.outputs[0]
+    decimals = int(call["decimals"])
+    scale = operand(float(10 ** abs(decimals)), "float32")
+    code = "(round({0} * {1}) / {1})" if decimals >= 0 else "(round({0} / {1}) * {1})"
+    return b.pointwise(code, [call["self"], scale], out.dtype, out.shape)
+
+
+registry.register(
+    "aten.round.decimals",
+    accepts=every(
+        dtypes(FLOATS, "self"),
+        lambda call: None if abs(call["decimals"]) <= 30 else f"round to {call['decimals']} decimals",
+    ),
+    lower=_lower_round_decimals,
 )
 
 # --- tensor parameters ------------------------------------------------------------------------------------------------

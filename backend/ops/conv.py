@@ -1,4 +1,5 @@
-"""Convolutions: conv1d, conv2d, their transposed forms, and aten.convolution, all as one 2-d family.
+"""Convolutions: conv1d, conv2d, their transposed forms, and aten.convolution, all as one 2-d family; 3-d ones go to
+`backend.ops.volume`.
 
 The kernel is chosen by structure and size. A kernel of one tap is a matrix product; many channels go through tiles
 (`gemm_wide` on GPUs, `conv_tile` on processors, or, for a handful of positions, patches and a matrix product); few
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.graph import Call, TensorSpec
-from backend.ops import tiles
+from backend.ops import tiles, volume
 from backend.ops.matmul import product
 from backend.ops.registry import FLOATS, register
 from backend.runtime import value as values
@@ -96,6 +97,8 @@ def _lower(call: Call, b: Builder) -> Value:
     out = call.outputs[0]
     x, weight = call["input"], call["weight"]
     dims = weight.rank - 2
+    if dims == 3:
+        return volume.lower(call, b)
     transposed = call.get("transposed", False) or "transpose" in call.op
     sets = call.get("groups", 1)
     size = x.shape[-dims:]
@@ -283,7 +286,7 @@ def _accepts(call: Call) -> str | None:
         return f"no kernel for {wrong[0]}"
     if len(found) > 1:
         return f"operands of different dtypes: {', '.join(sorted(found))}"
-    if weight.rank not in (3, 4):
+    if weight.rank not in (3, 4, 5):
         return f"no kernel for {weight.rank - 2}-d convolution"
     if x.rank not in (weight.rank, weight.rank - 1):
         return f"input of rank {x.rank} for a kernel of rank {weight.rank}"
@@ -304,6 +307,9 @@ register(
         "aten.conv_transpose2d.input",
         "aten.conv1d.padding",
         "aten.conv2d.padding",
+        "aten.conv3d.default",
+        "aten.conv3d.padding",
+        "aten.conv_transpose3d.input",
     ),
     accepts=_accepts,
     lower=_lower,

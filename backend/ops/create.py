@@ -114,6 +114,7 @@ def _lower_fill_tensor(call: Call, b: Any) -> Value:
     return values.expand(b.movable(values.cast(call["value"], out.dtype)), out.shape)
 
 
+register("dim_order_ops._empty_dim_order.default", accepts=_output_dtype, lower=_lower_constant("", 0))
 register("aten.fill.Tensor", accepts=dtypes(ALL), lower=_lower_fill_tensor)
 
 

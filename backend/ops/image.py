@@ -104,12 +104,14 @@ def _known_factors(dims: int) -> Accepts:
 
 
 for _name, _mode, _dims in (("nearest1d", "nearest", 1), ("nearest2d", "nearest", 2), ("bilinear2d", "linear", 2)):
-    register(
-        (f"aten.upsample_{_name}.vec", f"aten.upsample_{_name}.default"),
-        accepts=every(dtypes(FLOATS), _known_factors(_dims)),
-        lower=_lower_upsample(_mode, _dims),
-        preserve=True,
-    )
+    for _form in ("vec", "default"):
+        register(
+            f"aten.upsample_{_name}.{_form}",
+            accepts=every(dtypes(FLOATS), _known_factors(_dims)),
+            lower=_lower_upsample(_mode, _dims),
+            # which export decomposes in any case; models call the other form
+            preserve=(_name, _form) != ("bilinear2d", "default"),
+        )
 
 
 # --- pixel shuffle ----------------------------------------------------------------------------------------------------
@@ -217,7 +219,6 @@ for _dims in (2, 3):
         f"aten.adaptive_max_pool{_dims}d.default",
         accepts=_something,
         lower=_lower_pool("max", _dims, adaptive=True),
-        preserve=True,
     )
 
 

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from backend.graph import Call, TensorSpec
-from backend.ops.registry import ALL, WIDE_INTS, Accepts, dtypes, every, normalize_axis, register
+from backend.ops.registry import ALL, FLOATS, WIDE_INTS, Accepts, dtypes, every, normalize_axis, register
+from backend.ops.rows import reread
 from backend.runtime import value as values
-from backend.runtime.tensor import Tensor, contiguous_strides, merge_dims
+from backend.runtime.tensor import COMPUTE, Tensor, contiguous_strides, merge_dims
 from backend.runtime.value import Value
 
 WORKGROUP = 256
+MOST_ADDED = 65536  # every element looks through all positions that something is added at
 # {0} index, {1} size of the axis. Python's negative indices count from the end.
 _READ = "clamp({0}, 0, {1} - 1)"
 _READ_WRAPPED = "clamp(select({0}, {0} + {1}, {0} < 0), 0, {1} - 1)"
@@ -206,27 +208,54 @@ def _lower_index_put(call: Call, b: Any) -> Value:
     index = _joined([call["indices"][axis] for axis in axes], sizes, _WRITE_WRAPPED, b)
     rest = [axis for axis in range(x.rank) if axis not in axes]
     back = None
+    accumulate = call.get("accumulate", False)
+    target = None
     if adjacent:
-        target = _updatable(x, b)
+        target = None if accumulate else _updatable(x, b)
     else:
         order = [*axes, *rest]
         back = [order.index(axis) for axis in range(x.rank)]
         x = values.permute(b.movable(x), order)
         axes = list(range(len(axes)))
-        target = b.temp(x.shape, x.dtype)
-        b.write(x, target)
+        if not accumulate:
+            target = b.temp(x.shape, x.dtype)
+            b.write(x, target)
     lead, tail = x.shape[: axes[0]], x.shape[axes[-1] + 1 :]
     outer, inner = math.prod(lead), math.prod(tail)
     wanted = (*lead, *index.shape, *tail)
     new = b.reshape(values.expand(b.movable(new), wanted), (outer, index.numel, inner))
-    index = _along(index, outer, inner, b)
-    result = _scatter(target, new, (math.prod(sizes) * inner, 0, 1), b, index=index, step=inner)
-    return values.permute(result, back) if back is not None else result
+    if target is None:
+        result = _accumulate(x, index, new, math.prod(sizes), inner, b)
+    else:
+        index = _along(index, outer, inner, b)
+        result = _scatter(target, new, (math.prod(sizes) * inner, 0, 1), b, index=index, step=inner)
+    return values.permute(b.movable(result), back) if back is not None else result
+
+
+def _accumulate(x: Value, index: Value, new: Value, size: int, inner: int, b: Any) -> Value:
+    """x, seen as [outer, size, inner], plus new [outer, n, inner] at the positions index [n]."""
+    if x.numel == 0 or new.numel == 0:
+        return x
+    dtype = x.dtype if x.dtype in FLOATS else "int64"
+    result = b.launch(
+        "accumulate",
+        shape=x.shape,
+        dtype=dtype,
+        reads={"x": x, "index": reread(b.reshape(index, (index.numel,)), b), "new": reread(new, b)},
+        params={"count": x.numel, "size": size, "inner": inner, "n": index.numel},
+        constants={"workgroup": WORKGROUP, "type": COMPUTE[dtype]},
+        groups=-(-x.numel // WORKGROUP),
+    )
+    return values.cast(result, x.dtype)
 
 
 def _accepts_index_put(call: Call) -> str | None:
     if call.get("accumulate", False):
-        return "index_put: no kernel for accumulate=True"
+        if call["self"].dtype == "bool":
+            return "index_put: no kernel for accumulate=True of bool"
+        known = [math.prod(dim for dim in spec.shape if isinstance(dim, int)) for spec in call["indices"] if spec]
+        if max(known, default=0) > MOST_ADDED:
+            return f"index_put: accumulate=True takes at most {MOST_ADDED} positions"
     return _accepts_indices(call)
 
 

@@ -202,5 +202,9 @@ def _lower_batch_norm(call: Call, b: Any) -> Any:
     return (y, *empty) if len(call.outputs) > 1 else y
 
 
-register("aten.batch_norm.default", accepts=_accepts_batch_norm, lower=_lower_batch_norm, preserve=True)
-register("aten._native_batch_norm_legit_no_training.default", accepts=_accepts_batch_norm, lower=_lower_batch_norm)
+# Export makes the first the second before it asks what to preserve.
+register(
+    ("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default"),
+    accepts=_accepts_batch_norm,
+    lower=_lower_batch_norm,
+)

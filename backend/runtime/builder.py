@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backend.expr import evaluate
-from backend.graph import ITEM_BYTES, Call, Graph, Node, Ref, TensorSpec, map_arg
+from backend.graph import ITEM_BYTES, BlobError, Call, Graph, Node, Ref, ShapeError, TensorSpec, map_arg
 from backend.runtime import value as values
 from backend.runtime.codegen import Source
 from backend.runtime.device import WRITE
+from backend.runtime.errors import DeviceError
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer, Tensor, contiguous_strides
 from backend.runtime.value import Apply, Expression, Load, Pending, Value
 
@@ -463,5 +464,15 @@ def fold(groups: int) -> tuple[int, int, int]:
 
 
 def lower_graph(graph: Graph, env: Mapping[str, int], capabilities: Capabilities) -> Lowered:
-    """The dispatches of `graph` with its symbols bound to `env`."""
-    return Builder(graph, env, capabilities).run()
+    """The dispatches of `graph` with its symbols bound to `env`.
+
+    Raises `ShapeError` for sizes that do not work out and `BlobError` for nodes whose arguments make no sense.
+    """
+    builder = Builder(graph, env, capabilities)
+    try:
+        return builder.run()
+    except (ShapeError, BlobError, DeviceError):
+        raise
+    except Exception as error:  # a node that export did not write: its arguments may be anything
+        op = builder.node.op or "the graph"
+        raise BlobError(f"{op} does not fit its arguments: {type(error).__name__}: {error}") from error

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from backend.graph import ITEM_BYTES, BlobError, Graph, TensorSpec, from_blob
+from backend.graph import ITEM_BYTES, BlobError, Graph, Node, TensorSpec, from_blob
 from backend.runtime.builder import Capabilities, lower_graph
 from backend.runtime.device import Device, get_device
 from backend.runtime.errors import DeviceError
@@ -35,6 +35,10 @@ class Delegate:
         unknown = sorted({node.op for node in self.graph.nodes if registry.find(node.op) is None})
         if unknown:
             raise BlobError(f"this runtime has no kernel for {', '.join(unknown)}: export again or update")
+        for node in self.graph.nodes:
+            reason = _refusal(self.graph, node)
+            if reason is not None:
+                raise BlobError(f"{node.op}: {reason}: export again or update")
         self._get_data = get_data
         self._states = states if states is not None else StateStore()
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
@@ -109,6 +113,16 @@ class Delegate:
         if len(data) < expected:
             raise BlobError(f"weight {spec.constant!r} has {len(data)} bytes, expected {expected}")
         return data[:expected]
+
+
+def _refusal(graph: Graph, node: Node) -> str | None:
+    """What the partitioner would have said of this node, whose arguments may be anything."""
+    from backend.ops import registry
+
+    try:
+        return registry.refusal(graph.call(node))
+    except Exception as error:
+        return f"malformed arguments ({type(error).__name__}: {error})"
 
 
 class DelegateResources:

@@ -52,7 +52,7 @@ QUANTIZATION = {
 }
 
 
-def tolerances(dtype: str, mode: str) -> dict[str, Tolerance]:
+def tolerances(backend: str, dtype: str, mode: str) -> dict[str, Tolerance]:
     """The bound of every kind of output. `probabilities` are those of one call, `recording` those of a whole run.
 
     Quantized weights are the same on both sides of the check; whole runs are compared in float32 only, where both
@@ -63,6 +63,10 @@ def tolerances(dtype: str, mode: str) -> dict[str, Tolerance]:
     if dtype == "fp16":
         embeds = (2e-3, "half precision keeps 11 bits (5e-4)")
         probabilities = (5e-2, "half precision at every operation: 2% was measured over 31 layers")
+    if dtype == "fp16" and backend == "xnnpack":
+        # Checked by adding up one call's products in half precision: 0.54% of the scale, XNNPACK 0.55%.
+        embeds = (2e-2, "XNNPACK also adds up in half precision: the error grows with the 1024 terms of a sum")
+        probabilities = (1e-1, "XNNPACK adds up in half precision: 4.5% was measured over 2 layers, 31 not yet")
     if "da" in mode:
         probabilities = (2e-1, "activations of 8 bits (0.4%) at six linears a layer: 9% was measured over 31 layers")
     bounds = {"embeds": Tolerance(0, *embeds), "probabilities": Tolerance(probabilities[0], 0, probabilities[1])}
@@ -140,7 +144,7 @@ RECIPE = Recipe(
     dtypes=("fp32", "fp16"),
     quantization=QUANTIZATION,
     tolerances={
-        (backend, dtype, mode): tolerances(dtype, mode)
+        (backend, dtype, mode): tolerances(backend, dtype, mode)
         for backend in BACKENDS
         for dtype in ("fp32", "fp16")
         for mode in (FULL_PRECISION, *(mode.name for mode in QUANTIZATION.get(backend, ())))

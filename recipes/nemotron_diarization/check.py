@@ -69,7 +69,7 @@ def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
     """Rows of `stack` and `encode` over lengths; in float32 also a recording and a stream from end to end."""
     from recipes.nemotron_diarization import tolerances
 
-    bounds = tolerances(request.dtype, request.qlinear)
+    bounds = tolerances(request.backend, request.dtype, request.qlinear)
     bundle = golden_bundle(request)
     golden = EagerProgram(bundle)
     kind = np.float16 if request.dtype == "fp16" else np.float32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from harness import EXACT, check_op, refusal_of, run_graph, run_op
+from harness import EXACT, check_op, run_graph, run_op
 
 from backend.expr import Dim, Expr
 from backend.graph import Graph, Node, Ref, TensorSpec
@@ -318,10 +318,6 @@ def test_r2_more_groups_than_a_dimension_holds():
 
 
 def test_refusals():
-    x = torch.zeros(1, 2, 4, 4, 4)
-    volume = ([1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1)
-    assert "3-d" in refusal_of("aten.convolution.default", x, torch.zeros(2, 2, 3, 3, 3), None, *volume)
-
     def judge(*dtypes: str) -> str | None:
         graph = Graph(values=[TensorSpec(d, s) for d, s in zip(dtypes, ((1, 2, 8), (4, 2, 3), (1, 4, 6)), strict=True)])
         graph.nodes = [Node("aten.conv1d.default", {"input": Ref(0), "weight": Ref(1), "bias": None}, (2,))]
@@ -350,3 +346,25 @@ def test_the_choice_of_a_wide_tile():
     assert wide.choose_patches(1, 512, 1024, 4608) == wide.LONG_DEEP
     assert wide.choose_patches(1, 64, 64 * 64, 576) == wide.LONG_DEEP
     assert wide.choose_patches(1, 16, 64, 64) == wide.SMALL
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_volume(transposed, dtype):
+    """3-d: groups, every axis with its own stride, padding and dilation, no batch axis, "same" padding."""
+    torch.manual_seed(0)
+    x, bias = torch.randn(2, 4, 7, 5, 6).to(dtype), torch.randn(6).to(dtype)
+    shape = (4, 3, 3, 2, 1) if transposed else (6, 2, 3, 2, 1)
+    weight = torch.randn(shape).to(dtype)
+    sizes = ([2, 1, 3], [1, 0, 0], [1, 2, 1])
+    extra = [1, 1, 2] if transposed else [0, 0, 0]
+    stride, padding, dilation = sizes
+    tolerance = {"atol": 2e-2, "rtol": 4e-3} if dtype == torch.float16 else {"atol": 1e-5, "rtol": 1e-5}
+    args = (x, weight, bias, stride, padding, dilation, transposed, extra, 2)
+    check_op("aten.convolution.default", *args, **tolerance)
+    if transposed:
+        check_op("aten.conv_transpose3d.input", x[0], weight, None, stride, padding, extra, 2, dilation, **tolerance)
+        return
+    check_op("aten.conv3d.default", x[0], weight, None, stride, padding, dilation, 2, **tolerance)
+    for word in ("same", "valid"):
+        check_op("aten.conv3d.padding", x, weight, bias, [1, 1, 1], word, dilation, 2, **tolerance)

@@ -9,6 +9,7 @@ import torch
 from harness import build, check_op, refusal_of, run_graph, run_op
 
 from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.ops import registry
 from backend.runtime.builder import Capabilities, lower_graph
 from backend.runtime.delegate import Delegate
 from backend.runtime.state import StateStore
@@ -102,7 +103,7 @@ def test_refusals():
     x = torch.randn(3, 5)
     assert "bool mask" in refusal_of("aten.index.Tensor", x, [x > 0])
     assert "bool mask" in refusal_of("aten.index_put.default", x, [x > 0], torch.tensor(1.0))
-    assert "accumulate" in refusal_of("aten.index_put.default", x, [torch.tensor([0])], x[:1], True)
+    assert "accumulate" in refusal_of("aten.index_put.default", x > 0, [torch.tensor([0])], x[:1] > 0, True)
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
@@ -232,3 +233,48 @@ def test_a_state_shifted_onto_itself():
         feed = np.arange(5, dtype=np.float32)[None] + step
         wanted[:, :4] = (wanted + feed)[:, 1:]
         np.testing.assert_array_equal(delegate.execute([feed])[0], wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.uint8])
+def test_index_put_accumulates_repeated_places(dtype):
+    x, new = sample(dtype, 5, 3, 4), sample(dtype, 7, 4)
+    rows, columns = torch.tensor([0, 4, 0, -1, 2, 0, 4]), torch.tensor([1, 2, 1, 2, 0, 0, -1])
+    check_op("aten.index_put.default", x, [rows, columns], new, True, **EXACT)
+    check_op("aten.index_put.default", x, [None, columns % 3], sample(dtype, 5, 7, 4), True, **EXACT)
+    check_op("aten.index_put.default", x, [columns], sample(dtype, 1), True, **EXACT)
+    check_op("aten.index_put.default", x, [rows[:0]], sample(dtype, 0, 3, 4), True, **EXACT)
+    many = torch.zeros(65537, dtype=torch.int64)
+    assert "at most" in refusal_of("aten.index_put.default", x, [many], sample(dtype, 1), True)
+
+
+def embedding_bag(table, indices, offsets, mode, weights=None, last=False, padding=-1):
+    """Its first output, the only one with a kernel, and eager's."""
+    args = (table, indices, offsets, False, mode, False, weights, last, padding)
+    graph, feeds, data, eager = build("aten._embedding_bag.default", args, {})
+    (node,) = graph.nodes
+    graph.nodes[0] = Node(node.op, node.args, (node.outputs[0], None, None, None))
+    graph.outputs = [node.outputs[0]]
+    assert registry.refusal(graph.call(graph.nodes[0])) is None
+    return run_graph(graph, feeds, data)[0], eager[0].numpy()
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_embedding_bag(mode, dtype):
+    """Sums of up to 7 elements below 100: exact in float32; f16 is rounded once, where torch may round at each step."""
+    table, indices = sample(dtype, 11, 5), torch.tensor([1, 10, 4, 4, 0, 3, 2])
+    tolerance = {"rtol": 2e-3 if dtype == torch.float16 else 1e-6}
+    for offsets in ([0, 4], [0], [0, 2, 2, 5], [0, 7], [0, 0, 7, 7]):
+        np.testing.assert_allclose(*embedding_bag(table, indices, torch.tensor(offsets), mode), **tolerance)
+    empty = torch.zeros(2, dtype=torch.int64)
+    np.testing.assert_array_equal(*embedding_bag(table, indices[:0], empty, mode))
+    np.testing.assert_allclose(*embedding_bag(table, indices, torch.tensor([0, 3]), mode, padding=4), **tolerance)
+
+
+def test_embedding_bag_weighted_and_refused():
+    table, indices = sample(torch.float32, 11, 5), torch.tensor([1, 10, 4, 4, 0, 3, 2])
+    offsets, weights = torch.tensor([0, 3, 7]), torch.randn(7)
+    actual, wanted = embedding_bag(table, indices, offsets[:2], 0, weights)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(*embedding_bag(table, indices, offsets, 0, None, True))
+    assert "first output" in refusal_of("aten._embedding_bag.default", table, indices, offsets)

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from executorch.exir import to_edge_transform_and_lower
 from hypothesis import HealthCheck, assume, given, note, settings
 from hypothesis import strategies as st
 
-from backend.convert import dtype_name
+from backend.convert import dtype_name, op_name
 from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry
+from backend.partitioner import WebGPUPartitioner
 from tests.ops.draws import WITHOUT, Draw, strategy, without_strategy
 from tests.ops.harness import EXACT, F16, F32, _promote, as_tuple, assert_close, build, overload, run_graph
 
@@ -31,7 +33,7 @@ TOLERANCES = {
     # Steep where a driver's exp, or the argument's own last digit, is amplified by the size of the argument.
     "aten.exp.default": {"atol": 1e-6, "rtol": 1e-4},
 }
-FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 MANY = settings(FEW, max_examples=max(CASES, 1), derandomize=False, print_blob=True)
 
 
@@ -40,10 +42,51 @@ def test_every_operator_has_a_strategy() -> None:
     assert [name for name in WITHOUT if registry.find(name) is None] == []
 
 
-def test_preserved_operators_exist() -> None:
-    """torch must know what export is asked to keep whole, and its core must allow it to be kept."""
-    for name in registry.preserved():
-        assert overload(name)._schema is not None
+class _Calls(torch.nn.Module):
+    """Every call of a list, one after the other."""
+
+    def __init__(self, calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]):
+        super().__init__()
+        self.calls = calls
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        results = [x + 1]
+        for op, args, kwargs in self.calls:
+            results += as_tuple(op(*args, **kwargs))
+        return results
+
+
+class _Spy(WebGPUPartitioner):
+    """Keeps the names of the operators that it is given."""
+
+    def partition(self, exported_program: Any) -> Any:
+        self.seen = {op_name(node.target) for node in exported_program.graph.nodes if node.op == "call_function"}
+        return super().partition(exported_program)
+
+
+def test_preserved_operators_exist_and_survive_export() -> None:
+    """One program of all of them: what export is asked to keep whole must reach the partitioner whole."""
+
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    @settings(FEW, max_examples=1)
+    @given(st.data())
+    def draw(data: st.DataObject) -> None:
+        for name in registry.preserved():
+            drawn = strategy(name)
+            assert drawn is not None, name
+            args, kwargs = drawn(Draw(data, name))
+            graph, *_ = build(name, args, kwargs)
+            assert registry.refusal(graph.call(graph.nodes[0])) is None, name
+            calls.append((overload(name), args, kwargs))
+
+    draw()
+    spy = _Spy()
+    program = torch.export.export(_Calls(calls).eval(), (torch.zeros(1),))
+    to_edge_transform_and_lower(program, partitioner=[spy])
+    lost = sorted(set(registry.preserved()) - spy.seen)
+    assert lost == [], f"decomposed all the same: {lost}"
+    assert spy.refusals == []
 
 
 def _view_before(draw: Draw, graph: Graph, index: int, feed: np.ndarray) -> np.ndarray:
@@ -100,6 +143,11 @@ def _tolerance(op: str, dtype: str, inputs: list[np.ndarray]) -> dict[str, float
     return F32
 
 
+def _promoted(op: str, item: Any) -> Any:
+    """linspace in float16 rounds its step as well; the truth is what float64 counts."""
+    return torch.float64 if op == "aten.linspace.default" and isinstance(item, torch.dtype) else _promote(item)
+
+
 def described(item: Any) -> str:
     """For the report of a failure: small tensors whole, larger ones by dtype and shape."""
     if isinstance(item, torch.Tensor):
@@ -137,7 +185,7 @@ def check_drawn(op: str, data: st.DataObject) -> bool:
     results = run_graph(graph, feeds, constants)
     with np.errstate(all="ignore"):
         try:
-            golden = as_tuple(overload(op)(*_promote(args), **{k: _promote(v) for k, v in kwargs.items()}))
+            golden = as_tuple(overload(op)(*_promote(args), **{k: _promoted(op, v) for k, v in kwargs.items()}))
         except (RuntimeError, NotImplementedError):
             golden = eager
     if order and results[0].ndim == len(order):

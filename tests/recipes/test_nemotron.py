@@ -345,7 +345,7 @@ def test_declaration(ready: Ready) -> None:
     assert RECIPE.modes("webgpu") == ("none", "4w", "8da4w")
     assert "8da4w" in RECIPE.modes("xnnpack")
     assert tuple(ready.bundle.methods) == RECIPE.methods
-    assert tolerances("fp32", "none")["recording"].atol == 1e-4
+    assert tolerances("webgpu", "fp32", "none")["recording"].atol == 1e-4
     assert all(bound.why for bounds in RECIPE.tolerances.values() for bound in bounds.values())
 
 

@@ -1,6 +1,6 @@
 """Runs ExecuTorch's backend operator suite and writes its table: `make test-suite`.
 
-    python -m tests.suite.run [--flow webgpu_zoo xnnpack portable] [--filter REGEX] [--dtypes] [--out DIR]
+    python -m tests.suite.run [--flow webgpu_zoo xnnpack portable] [--filter REGEX] [--dtypes] [--resume] [--out DIR]
 
 Writes out/suite/suite.json (every outcome) and out/suite/suite.md (op × result, what failed, what stayed outside and
 why). Tests run in a worker process: one that crashes or hangs is a failure of its test, and the others go on. The exit
@@ -71,12 +71,12 @@ class _Worker:
             self.process.wait()
 
 
-def run(tests: Iterable[str], flows: Iterable[str], log: Path) -> Iterator[Outcome]:
+def run(tests: Iterable[tuple[str, str]], log: Path) -> Iterator[Outcome]:
+    """The outcomes of tests, each (flow, name)."""
     worker = _Worker(log)
     try:
-        for flow in flows:
-            for test in tests:
-                yield worker.run(test, flow)
+        for flow, test in tests:
+            yield worker.run(test, flow)
     finally:
         worker.close()
 
@@ -93,8 +93,8 @@ def markdown(outcomes: list[Outcome]) -> str:
     lines += [
         "",
         "`delegated`: passed with every operator in the delegate; `partly`: passed, some operators left to ExecuTorch;",
-        "`outside`: nothing delegated (the suite does not run such a test); `skipped`: what is left outside has no",
-        "portable kernel either, or eager cannot run the test.",
+        "`outside`: nothing delegated (a flow that delegates is not run then); `skipped`: what is left",
+        "outside has no portable kernel either, or eager cannot run the test.",
     ]
     for flow, found in by_flow.items():
         lines += ["", f"## {flow}", "", "| operator | " + " | ".join(RESULTS) + " | largest error |"]
@@ -130,6 +130,7 @@ def main() -> int:
     parser.add_argument("--filter", default="", help="a regular expression that the test's name contains")
     parser.add_argument("--dtypes", action="store_true", help="the dtype tests in float16 and float64 too")
     parser.add_argument("--out", type=Path, default=Path("out/suite"))
+    parser.add_argument("--resume", action="store_true", help="keep the outcomes that DIR has already")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -137,9 +138,16 @@ def main() -> int:
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     tests = [test for test in cases() if re.search(options.filter, test) and (options.dtypes or "[" not in test)]
-    outcomes: list[Outcome] = []
-    for outcome in run(tests, options.flow, options.out / "suite.log"):
+    kept = options.out / "outcomes.jsonl"
+    if not options.resume:
+        kept.unlink(missing_ok=True)
+    outcomes = [Outcome(**json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
+    done = {(outcome.flow, outcome.test) for outcome in outcomes}
+    left = [(flow, test) for flow in options.flow for test in tests if (flow, test) not in done]
+    for outcome in run(left, options.out / "suite.log"):
         outcomes.append(outcome)
+        with kept.open("a") as lines:
+            print(json.dumps(outcome.json()), file=lines)
         note = outcome.error or "; ".join(outcome.reasons)
         print(f"{len(outcomes):>4}  {outcome.flow}  {outcome.result:<9}  {outcome.test}  {note[:200]}", flush=True)
     (options.out / "suite.json").write_text(json.dumps([outcome.json() for outcome in outcomes], indent=1) + "\n")
