@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Backend = Literal["webgpu", "xnnpack", "portable", "vulkan", "cuda", "mlx"]
 BACKENDS: tuple[Backend, ...] = ("webgpu", "xnnpack", "portable", "vulkan", "cuda", "mlx")
 FULL_PRECISION = "none"
+_SHARED = ("command", "recipe")  # modules of the package that are no model
 
 
 class UserError(Exception):
@@ -71,6 +72,11 @@ class QuantMode:
     keeps: Mapping[str, str] = field(default_factory=dict)
 
 
+def quant_modes(*names: str, keeps: Mapping[str, str] | None = None) -> tuple[QuantMode, ...]:
+    """Modes that keep the same modules in full precision."""
+    return tuple(QuantMode(name, keeps or {}) for name in names)
+
+
 @dataclass(frozen=True)
 class ExportRequest:
     """What `zoo export` was asked for, validated against the recipe's tables."""
@@ -102,6 +108,44 @@ class Bundle:
 
 
 @dataclass(frozen=True)
+class Workload:
+    """One piece of work that `zoo bench` times on several sides, in turns.
+
+    `calls` does it once per call, by side: a backend's name, `eager`, or another implementation of the model. A call
+    makes ready what it needs at its first turn, which is not timed, and raises `UserError` where a side is missing.
+    """
+
+    name: str
+    unit: str  # what the work is counted in: "megapixel", "second of audio", "token"
+    amount: float  # of it in one call
+    calls: Mapping[str, Callable[[], object]]
+
+
+def deferred(place: str) -> Callable[..., Any]:
+    """The function `module:name`, imported at its first call: so a declaration is read without torch."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        module, _, name = place.partition(":")
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    return call
+
+
+def tolerance_table(
+    bounds: Callable[[str, str, str], Mapping[str, Tolerance]],
+    dtypes: tuple[str, ...],
+    quantization: Mapping[str, tuple[QuantMode, ...]],
+) -> dict[tuple[str, str, str], Mapping[str, Tolerance]]:
+    """`bounds(backend, dtype, mode)` for everything that a recipe declares."""
+    return {
+        (backend, dtype, mode): bounds(backend, dtype, mode)
+        for backend in BACKENDS
+        for dtype in dtypes
+        for mode in (FULL_PRECISION, *(mode.name for mode in quantization.get(backend, ())))
+    }
+
+
+@dataclass(frozen=True)
 class Recipe:
     """One model.
 
@@ -114,6 +158,10 @@ class Recipe:
                                                   `{out}` in them stands for `out/<name>/<name>-<backend>`
     full_delegation                               backends on which export fails when a node stays outside a delegate
     options                                       export options of this model alone: name -> choices, default first
+    identity(weights) -> str                      what a weights argument stands for at this moment, when that is more
+                                                  than files and a hub revision (`zoo.artifact.weights_identity`)
+    workloads(programs, request)                  what `zoo bench` times: a list of `Workload`; `programs` are loaded,
+                                                  by backend; without it, every method on its example inputs
     """
 
     name: str
@@ -129,6 +177,8 @@ class Recipe:
     sample_arguments: tuple[str, ...] = ()
     full_delegation: tuple[str, ...] = ("webgpu",)
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    identity: Callable[[str], str] | None = None
+    workloads: Callable[..., list[Workload]] | None = None
 
     def modes(self, backend: str) -> tuple[str, ...]:
         """Quantization modes declared for `backend`, full precision first."""
@@ -139,7 +189,7 @@ def names() -> tuple[str, ...]:
     """Names of all models, sorted; the module name with `_` for `-` is the registry."""
     package = importlib.import_module("recipes")
     modules = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return tuple(sorted(name.replace("_", "-") for name in modules if name != "recipe"))
+    return tuple(sorted(name.replace("_", "-") for name in modules if name not in _SHARED))
 
 
 def load(name: str) -> Recipe:

@@ -23,7 +23,9 @@ ENTRY = "export"
 FORMAT = 1
 _LIBRARIES = ("torch", "executorch", "torchao", "transformers")
 # What decides the content of a `.pte`: a change in any of these files makes an old one stale.
-_CODE = ("recipes/recipe.py", "zoo/export.py", "zoo/quantize.py", "zoo/targets.py", "backend/*.py")
+_CODE = (
+    "recipes/recipe.py", "zoo/export.py", "zoo/quantize.py", "zoo/targets.py", "zoo/weights.py", "backend/*.py",
+)  # fmt: skip
 _CODE_FOLDERS = ("backend/ops", "backend/passes")
 
 
@@ -109,12 +111,13 @@ def weights_identity(recipe: Recipe, weights: str) -> str:
 
     A hub checkpoint that is not in the local cache counts as absent; it gets its revision once it was fetched.
     """
+    if recipe.identity is not None:
+        return recipe.identity(weights)
     if weights in ("synthetic", "tiny"):
         return weights
     path = Path(weights)
     if weights != "auto" and path.exists():
-        lines = [f"{file}:{(stat := file.stat()).st_size}:{stat.st_mtime_ns}" for file in _files(path.resolve())]
-        return "files " + _digest("\n".join(lines).encode())
+        return files_identity(path)
     from huggingface_hub import try_to_load_from_cache
 
     repository = recipe.checkpoint if weights == "auto" else weights
@@ -123,6 +126,12 @@ def weights_identity(recipe: Recipe, weights: str) -> str:
     except ValueError:  # not the form of a hub id
         return "absent"
     return f"hub {Path(cached).parent.name}" if isinstance(cached, str) else "absent"
+
+
+def files_identity(path: Path) -> str:
+    """Of a file, or of every file of a folder: sizes and times."""
+    lines = [f"{file}:{(stat := file.stat()).st_size}:{stat.st_mtime_ns}" for file in _files(path.resolve())]
+    return "files " + _digest("\n".join(lines).encode())
 
 
 def code_identity(model: str) -> str:

@@ -271,12 +271,16 @@ def bench(
     runs: Annotated[int, typer.Option(help="Timed calls of each method.")] = 20,
     runtime: Runtime = "executorch",
     traced: Annotated[bool, typer.Option("--trace", help="GPU time of every kernel instead (WebGPU).")] = False,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Other sides to time: all that the recipe has; `none` for none.")
+    ] = None,
+    memory: Annotated[bool, typer.Option(help="Also run the sample on each backend for its peak memory.")] = True,
     only: Annotated[str, typer.Option(help="With `kernels`: those whose names contain this.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Time one call of each method on the recipe's example inputs, or single kernels."""
+    """Time the work of a model on each backend and beside other implementations, or single kernels."""
+    from zoo.bench import COLUMNS, rows, trace, trace_rows
     from zoo.bench import bench as run_bench
-    from zoo.bench import trace, trace_rows
     from zoo.export import make_request
 
     if model == "kernels":
@@ -290,18 +294,19 @@ def bench(
         if traced:
             report = trace(recipe, make_request(recipe, "webgpu", weights=weights, dtype=dtype, qlinear=qlinear))
         else:
-            report = run_bench(recipe, requests, runs=runs, runtime=runtime)
+            others = None if against is None else [side for side in against if side != "none"]
+            report = run_bench(recipe, requests, runs=runs, runtime=runtime, against=others, memory=memory)
         if as_json:
             stdout.write_json(report)
     title = f"adapter: {report['adapter']}"
     if traced and not as_json:
         table(("method", "kernel", "dispatches", "gpu us", "share"), trace_rows(report), title=title)
     elif not as_json:
-        columns = ("method", "backend", "median_ms", "min_ms")
-        rows = [
-            (row["method"], row["backend"], *(f"{row[key]:.2f}" for key in columns[2:])) for row in report["results"]
-        ]
-        table(columns, rows, title=title)
+        table(COLUMNS, rows(report), title=title)
+        for program in report["programs"]:
+            parts = [f"{name} {row['partitions']}" for name, row in program["methods"].items()]
+            peak = f", peak memory of a run {program['peak_bytes'] / 1e6:.0f} MB" if "peak_bytes" in program else ""
+            typer.echo(f"{program['backend']}: {program['bytes'] / 1e6:.1f} MB, partitions: {', '.join(parts)}{peak}")
 
 
 def _bench_kernels(runs: int, only: str, as_json: bool) -> None:

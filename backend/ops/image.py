@@ -103,14 +103,19 @@ def _known_factors(dims: int) -> Accepts:
     return accepts
 
 
-for _name, _mode, _dims in (("nearest1d", "nearest", 1), ("nearest2d", "nearest", 2), ("bilinear2d", "linear", 2)):
+for _name, _mode, _dims in (
+    ("nearest1d", "nearest", 1),
+    ("nearest2d", "nearest", 2),
+    ("bilinear2d", "linear", 2),
+    ("bicubic2d", "cubic", 2),
+):
     for _form in ("vec", "default"):
         register(
             f"aten.upsample_{_name}.{_form}",
             accepts=every(dtypes(FLOATS), _known_factors(_dims)),
             lower=_lower_upsample(_mode, _dims),
             # which export decomposes in any case; models call the other form
-            preserve=(_name, _form) != ("bilinear2d", "default"),
+            preserve=_form != "default" or _mode == "nearest",
         )
 
 

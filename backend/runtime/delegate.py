@@ -13,7 +13,7 @@ from backend.graph import ITEM_BYTES, BlobError, Graph, Node, TensorSpec, from_b
 from backend.runtime.builder import Capabilities, lower_graph
 from backend.runtime.device import Device, get_device
 from backend.runtime.errors import DeviceError
-from backend.runtime.hostdata import to_storage
+from backend.runtime.hostdata import release_pages, to_storage
 from backend.runtime.plan import Plan
 from backend.runtime.state import StateStore
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer
@@ -140,24 +140,25 @@ class DelegateResources:
         self._by_state = {spec.state: spec for spec in graph.values if spec.state is not None}
         self._scratch: dict[int, list[Any]] = {}
 
-    def stored(self, buffer: Buffer) -> Any:
+    def stored(self, buffer: Buffer, keep: bool = True) -> Any:
         if buffer.kind == "state":
             spec = self._by_state[buffer.key]
-            initial = None if spec.constant is None else self._as_stored(spec).tobytes()
+            initial = None if spec.constant is None else self._as_stored(spec, self._constant_bytes(spec)).tobytes()
             return self._states.get(self.device, spec, buffer.nbytes, initial)
-        if buffer.key not in self._constants:
-            raw = buffer.key.startswith("raw:")
-            spec = self._by_constant[buffer.key.removeprefix("raw:")]
-            handle = self.device.buffer(buffer.nbytes, f"weight {spec.constant}")
-            self.device.write(
-                handle, self._constant_bytes(spec) if raw else self._as_stored(spec).reshape(-1).view(np.uint8)
-            )
+        if buffer.key in self._constants:
+            return self._constants[buffer.key]
+        raw = buffer.key.startswith("raw:")
+        spec = self._by_constant[buffer.key.removeprefix("raw:")]
+        handle = self.device.buffer(buffer.nbytes, f"weight {spec.constant}")
+        data = self._constant_bytes(spec)
+        self.device.write(handle, data if raw else self._as_stored(spec, data).reshape(-1).view(np.uint8))
+        release_pages(data)  # the GPU has it now, often in the same memory
+        if keep:
             self._constants[buffer.key] = handle
-        return self._constants[buffer.key]
+        return handle
 
-    def _as_stored(self, spec: TensorSpec) -> np.ndarray:
-        data = np.frombuffer(self._constant_bytes(spec), dtype=spec.dtype)
-        return to_storage(data, spec.dtype, f"weight {spec.constant}")
+    def _as_stored(self, spec: TensorSpec, data: memoryview) -> np.ndarray:
+        return to_storage(np.frombuffer(data, dtype=spec.dtype), spec.dtype, f"weight {spec.constant}")
 
     def scratch(self, sizes: Sequence[int]) -> list[Any]:
         taken: dict[int, int] = {}

@@ -24,6 +24,9 @@ _NO_ADAPTER = (
     "(on Debian or Ubuntu without a GPU: apt-get install mesa-vulkan-drivers libvulkan1)"
 )
 
+# wgpu copies what is written into staging memory and frees that after a later submit has run: so much may wait for it.
+STAGED_BYTES = 16 << 40
+
 # What a binding slot holds, in the order in which a kernel lists its slots.
 READ, WRITE, UNIFORM = "read-only-storage", "storage", "uniform"
 
@@ -76,6 +79,8 @@ class Device:
         self.limits = {name.replace("_", "-"): value for name, value in self.handle.limits.items()}
         self._pipelines: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._layouts: dict[tuple[str, ...], tuple[Any, Any]] = {}
+        self._fence: Any = None  # a small buffer that `flush` reads
+        self._staged = 0  # bytes written since staging memory was last freed
 
     @property
     def name(self) -> str:
@@ -104,13 +109,31 @@ class Device:
         return self.handle.create_buffer(size=size, usage=_BUFFER_USAGE | extra_usage, label=label)
 
     def write(self, buffer: Any, data: Any, offset: int = 0) -> None:
-        """Copy bytes (any contiguous buffer) to the GPU; a size that is no multiple of 4 is padded with zeros."""
+        """Copy bytes (any contiguous buffer) to the GPU; a size that is no multiple of 4 is padded with zeros.
+
+        However much is written, no more than `STAGED_BYTES` of it waits in staging memory.
+        """
         view = memoryview(data).cast("B")
         whole = len(view) // 4 * 4
-        if whole:
-            self.handle.queue.write_buffer(buffer, offset, view[:whole])
+        for start in range(0, whole, STAGED_BYTES):
+            piece = view[start : min(start + STAGED_BYTES, whole)]
+            if self._staged + len(piece) > STAGED_BYTES:
+                self.flush()
+            self.handle.queue.write_buffer(buffer, offset + start, piece)
+            self._staged += len(piece)
         if whole < len(view):
             self.handle.queue.write_buffer(buffer, offset + whole, bytes(view[whole:]).ljust(4, b"\0"))
+
+    def flush(self) -> None:
+        """Waits until the GPU has done all that was submitted and written, which frees staging and dropped buffers."""
+        self.guard("waiting for the GPU", self._flush)
+        self._staged = 0
+
+    def _flush(self) -> None:
+        # Work is done in order, so reading anything back is waiting (wgpu-py 0.32's `on_submitted_work_done` fails).
+        if self._fence is None:
+            self._fence = self._create_buffer(4, 0, "fence")
+        self.handle.queue.read_buffer(self._fence)
 
     def read(self, buffer: Any, nbytes: int) -> memoryview:
         """Blocking readback of the first `nbytes`, outside the planned staging path (tests, state inspection)."""

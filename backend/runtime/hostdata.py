@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 
 from backend.graph import ShapeError
@@ -22,6 +24,27 @@ def to_storage(array: np.ndarray, dtype: str, what: str) -> np.ndarray:
         extreme = array.max() if array.max() > _INT32.max else array.min()
         raise ShapeError(f"{what} holds {extreme}, which does not fit the 32-bit integers of WebGPU")
     return np.ascontiguousarray(array, dtype=_STORED[STORAGE[dtype]])
+
+
+def release_pages(data: memoryview) -> None:
+    """Frees the physical memory behind bytes of a mapped file; whoever reads them again gets them from the file again.
+
+    Does nothing for other memory, for a mapping that can be written to, and where the system has no such call.
+    """
+    mapping = data.obj
+    if not data.nbytes or not isinstance(mapping, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    whole = memoryview(mapping)
+    if not whole.readonly:
+        return  # a private copy of a page would be lost
+    start = _address(data) - _address(whole)
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    mapping.madvise(mmap.MADV_DONTNEED, first, start + data.nbytes - first)
+
+
+def _address(data: memoryview) -> int:
+    address: int = np.frombuffer(data, np.uint8).ctypes.data
+    return address
 
 
 def from_storage(data: memoryview, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,13 +1,13 @@
 """A plan: one graph at concrete shapes, with memory assigned and pipelines ready, replayed at every call.
 
 Temporary buffers share memory by lifetime. What depends on constants alone is computed once, when the plan is made,
-and kept with the delegate's resources for the plans of other shapes.
+and kept with the delegate's resources for the plans of other shapes; constants that nothing else reads are let go.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from backend.runtime.hostdata import from_storage
 from backend.runtime.replay import Step, encode, timed
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer
 
+_AT_ONCE_BYTES = 32 << 20  # of new buffers, before work on constants is run and lets go of what it needs no more
 _STAGING_USAGE = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 
 
@@ -29,8 +30,8 @@ class Resources(Protocol):
     device: Device
     static: dict[str, Any]  # content key -> GPU buffer
 
-    def stored(self, buffer: Buffer) -> Any:
-        """The GPU buffer of a constant or a state."""
+    def stored(self, buffer: Buffer, keep: bool = True) -> Any:
+        """The GPU buffer of a constant or a state. Without `keep` a new one of a constant is not held on to."""
 
     def scratch(self, sizes: Sequence[int]) -> list[Any]:
         """Distinct GPU buffers of at least these sizes; other plans may use the same ones."""
@@ -44,66 +45,53 @@ class Plan:
         self.outputs = lowered.outputs
         static = _static_dispatches(lowered.dispatches)
         dynamic = [d for d in lowered.dispatches if id(d) not in static]
-        memory: dict[int, Any] = {}
+        self._memory: dict[int, Any] = {}
+        memory = self._memory
         self._input_buffers = [self.device.buffer(buffer.nbytes, buffer.label) for buffer in lowered.inputs]
         for buffer, handle in zip(lowered.inputs, self._input_buffers, strict=True):
             memory[id(buffer)] = handle
-        for dispatch in lowered.dispatches:
+        for dispatch in dynamic:
             for buffer, _ in dispatch.slots:
                 if buffer.kind in ("constant", "state") and id(buffer) not in memory:
                     memory[id(buffer)] = resources.stored(buffer)
-        kept = _static_buffers(lowered, static)
-        to_run = self._place_static([d for d in lowered.dispatches if id(d) in static], kept, resources, memory)
+        with self.device.lock:
+            self._compute_static(lowered, [d for d in lowered.dispatches if id(d) in static], resources)
         slots, sizes = assign_slots(dynamic, [tensor.buffer for tensor in self.outputs])
         scratch = resources.scratch(sizes)
         for key, slot in slots.items():
             memory.setdefault(key, scratch[slot])
         self.buffer_bytes = sum(sizes) + sum(buffer.nbytes for buffer in lowered.inputs)
-        self._memory = memory
-        once = self._prepare(to_run)
-        if once:
-            with self.device.lock:
-                self._submit(once, [])
         self.steps = self._prepare(dynamic)
         self._make_staging()
 
     # -- building
 
-    def _place_static(
-        self, dispatches: list[Dispatch], kept: list[Buffer], resources: Resources, memory: dict[int, Any]
-    ) -> list[Dispatch]:
-        """Gives results computed from constants their buffers; returns the dispatches that have not run before."""
-        keys: dict[int, str] = {}
-
-        def key_of(buffer: Buffer) -> str:
-            return keys.get(id(buffer), f"{buffer.kind}:{buffer.key}")
-
-        for dispatch in dispatches:
-            digest = hashlib.sha256(dispatch.code.encode() + dispatch.params + repr(dispatch.groups).encode())
-            for buffer, access in dispatch.slots:
-                known = key_of(buffer) if access != WRITE or id(buffer) in keys else buffer.nbytes
-                digest.update(f"{access}:{known};".encode())
-            for position, (buffer, access) in enumerate(dispatch.slots):
-                if access == WRITE:
-                    keys[id(buffer)] = f"{digest.hexdigest()}:{position}"
-        needed = set()
-        for buffer in kept:
-            if keys[id(buffer)] in resources.static:
-                memory[id(buffer)] = resources.static[keys[id(buffer)]]
-            else:
-                needed.add(id(buffer))
-        to_run = []
-        for dispatch in reversed(dispatches):
-            if any(access == WRITE and id(buffer) in needed for buffer, access in dispatch.slots):
-                to_run.append(dispatch)
-                needed |= {id(buffer) for buffer, _ in dispatch.slots if id(buffer) not in memory}
-        wanted = {id(buffer) for buffer in kept}
-        for buffer in (buffer for dispatch in to_run for buffer, _ in dispatch.slots):
-            if id(buffer) not in memory:
-                memory[id(buffer)] = self.device.buffer(buffer.nbytes, buffer.label)
-                if id(buffer) in wanted:
-                    resources.static[keys[id(buffer)]] = memory[id(buffer)]
-        return to_run[::-1]
+    def _compute_static(self, lowered: Lowered, dispatches: list[Dispatch], resources: Resources) -> None:
+        """Runs what depends on constants alone and has not run before; puts its results that are kept into memory."""
+        memory = self._memory
+        kept = _static_buffers(lowered, {id(d) for d in dispatches})
+        keys = _content_keys(dispatches)
+        memory |= {id(b): resources.static[keys[id(b)]] for b in kept if keys[id(b)] in resources.static}
+        to_run = _needed(dispatches, {id(buffer) for buffer in kept if id(buffer) not in memory}, memory)
+        lasting = {*memory, *(id(buffer) for buffer in kept)}
+        last = {id(buffer): position for position, d in enumerate(to_run) for buffer, _ in d.slots}
+        waiting: list[Dispatch] = []
+        fresh = 0
+        for position, dispatch in enumerate(to_run):
+            for buffer in (buffer for buffer, _ in dispatch.slots if id(buffer) not in memory):
+                if buffer.kind == "constant":
+                    memory[id(buffer)] = resources.stored(buffer, keep=False)
+                else:
+                    memory[id(buffer)] = self.device.buffer(buffer.nbytes, buffer.label)
+                fresh += buffer.nbytes
+            waiting.append(dispatch)
+            if fresh >= _AT_ONCE_BYTES or dispatch is to_run[-1]:
+                self._submit(self._prepare(waiting), [])
+                for key in [key for key, at in last.items() if at <= position and key not in lasting]:
+                    memory.pop(key, None)
+                self.device.flush()
+                waiting, fresh = [], 0
+        resources.static.update({keys[id(buffer)]: memory[id(buffer)] for buffer in kept})
 
     def _prepare(self, dispatches: Sequence[Dispatch]) -> list[Step]:
         if not dispatches:
@@ -219,6 +207,32 @@ def _static_dispatches(dispatches: Sequence[Dispatch]) -> set[int]:
         if remaining == static:
             return static
         static = remaining
+
+
+def _content_keys(dispatches: Sequence[Dispatch]) -> dict[int, str]:
+    """buffer id -> what names its contents, for all that the dispatches write: the same in the plans of any shape."""
+    keys: dict[int, str] = {}
+    for dispatch in dispatches:
+        digest = hashlib.sha256(dispatch.code.encode() + dispatch.params + repr(dispatch.groups).encode())
+        for buffer, access in dispatch.slots:
+            known: str | int = keys.get(id(buffer), f"{buffer.kind}:{buffer.key}")
+            if access == WRITE and id(buffer) not in keys:
+                known = buffer.nbytes
+            digest.update(f"{access}:{known};".encode())
+        for position, (buffer, access) in enumerate(dispatch.slots):
+            if access == WRITE:
+                keys[id(buffer)] = f"{digest.hexdigest()}:{position}"
+    return keys
+
+
+def _needed(dispatches: Sequence[Dispatch], wanted: set[int], there: Container[int]) -> list[Dispatch]:
+    """Those of the dispatches, in order, that `wanted` buffers depend on, up to what is `there` already."""
+    found = []
+    for dispatch in reversed(dispatches):
+        if any(access == WRITE and id(buffer) in wanted for buffer, access in dispatch.slots):
+            found.append(dispatch)
+            wanted |= {id(buffer) for buffer, _ in dispatch.slots if id(buffer) not in there}
+    return found[::-1]
 
 
 def _static_buffers(lowered: Lowered, static: set[int]) -> list[Buffer]:

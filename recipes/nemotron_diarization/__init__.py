@@ -12,24 +12,28 @@ This file is the declaration and is read without torch.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from recipes.command import (
+    BackendOption,
+    DtypeOption,
+    PteOption,
+    QlinearOption,
+    RuntimeOption,
+    WeightsOption,
+    opened,
+)
 from recipes.nemotron_diarization.checkpoint import HUB_ID
 from recipes.recipe import (
-    BACKENDS,
     FULL_PRECISION,
-    Bundle,
-    Comparison,
-    ExportRequest,
-    QuantMode,
     Recipe,
     Tolerance,
+    deferred,
+    quant_modes,
+    tolerance_table,
 )
-
-if TYPE_CHECKING:
-    from recipes.nemotron_diarization.runner import Runnable
 
 KEEPS = {
     "stack.projection": "log-mel values are not normalized (-17 to 8): their grid would be coarser than speech is soft",
@@ -39,16 +43,12 @@ KEEPS = {
 }
 
 
-def _modes(*names: str) -> tuple[QuantMode, ...]:
-    return tuple(QuantMode(name, KEEPS) for name in names)
-
-
 QUANTIZATION = {
-    "xnnpack": _modes("8da4w", "8da8w"),
-    "webgpu": _modes("4w", "8da4w"),
-    "vulkan": _modes("4w", "8da4w"),
-    "cuda": _modes("4w", "8w"),
-    "mlx": _modes("4w", "8w"),
+    "xnnpack": quant_modes("8da4w", "8da8w", keeps=KEEPS),
+    "webgpu": quant_modes("4w", "8da4w", keeps=KEEPS),
+    "vulkan": quant_modes("4w", "8da4w", keeps=KEEPS),
+    "cuda": quant_modes("4w", "8w", keeps=KEEPS),
+    "mlx": quant_modes("4w", "8w", keeps=KEEPS),
 }
 
 
@@ -76,18 +76,6 @@ def tolerances(backend: str, dtype: str, mode: str) -> dict[str, Tolerance]:
     return bounds
 
 
-def build(request: ExportRequest) -> Bundle:
-    from recipes.nemotron_diarization.build import build as build_bundle
-
-    return build_bundle(request)
-
-
-def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
-    from recipes.nemotron_diarization.check import check as check_program
-
-    return check_program(program, request)
-
-
 def run(
     audio: Annotated[
         Path | None, typer.Argument(help="An audio file: WAV, FLAC, OGG, MP3, any rate, any channels.")
@@ -110,29 +98,25 @@ def run(
     example: Annotated[
         bool, typer.Option("--example", help="First write an invented conversation of two voices to AUDIO.")
     ] = False,
-    backend: Annotated[str, typer.Option("--backend", "-b", help="webgpu, xnnpack or portable.")] = "webgpu",
-    weights: Annotated[str, typer.Option(help="auto, synthetic, tiny, a folder or a hub id.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
-    qlinear: Annotated[str, typer.Option(help="Quantization mode; `zoo list` names them.")] = FULL_PRECISION,
-    runtime: Annotated[str, typer.Option(help="executorch, or direct: without torch and ExecuTorch.")] = "executorch",
-    pte: Annotated[Path | None, typer.Option(help="Use this exported file instead of exporting.")] = None,
+    backend: BackendOption = "webgpu",
+    weights: WeightsOption = "auto",
+    dtype: DtypeOption = "fp32",
+    qlinear: QlinearOption = FULL_PRECISION,
+    runtime: RuntimeOption = "executorch",
+    pte: PteOption = None,
 ) -> None:
     """Say who speaks when: segments on stdout, as RTTM, as JSON lines or as a picture."""
     from recipes.nemotron_diarization.segments import Decision
     from recipes.nemotron_diarization.session import Outputs, Source, diarize, prepare
     from zoo.artifact import assets_of
-    from zoo.export import ensure_exported, make_request
-    from zoo.program import Program
-    from zoo.targets import check_target
 
     # What can be known to be wrong is said before the export, which takes minutes.
     decision = Decision(threshold, release, min_speech, min_gap)
     source = Source(audio, stream, latency, rate, channels)
     outputs = Outputs(rttm, plot, as_json)
     prepare(source, outputs, example)
-    check_target(backend, to_run=True)
-    path = ensure_exported(RECIPE, make_request(RECIPE, backend, weights=weights, dtype=dtype, qlinear=qlinear), pte)
-    with Program.load(path, runtime) as program:
+    opening = opened(RECIPE, backend=backend, weights=weights, dtype=dtype, qlinear=qlinear, runtime=runtime, pte=pte)
+    with opening as (program, path):
         diarize(program, assets_of(path), source, decision, outputs, f"{path.name}, {runtime}")
 
 
@@ -143,14 +127,9 @@ RECIPE = Recipe(
     methods=("stack", "encode"),
     dtypes=("fp32", "fp16"),
     quantization=QUANTIZATION,
-    tolerances={
-        (backend, dtype, mode): tolerances(backend, dtype, mode)
-        for backend in BACKENDS
-        for dtype in ("fp32", "fp16")
-        for mode in (FULL_PRECISION, *(mode.name for mode in QUANTIZATION.get(backend, ())))
-    },
-    build=build,
-    check=check,
+    tolerances=tolerance_table(tolerances, ("fp32", "fp16"), QUANTIZATION),
+    build=deferred("recipes.nemotron_diarization.build:build"),
+    check=deferred("recipes.nemotron_diarization.check:check"),
     run=run,
     sample_arguments=("{out}.wav", "--example", "--rttm", "{out}.rttm", "--plot", "{out}.png", "--min-speech", "0.1"),
 )

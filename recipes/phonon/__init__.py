@@ -12,25 +12,29 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from recipes.command import (
+    BackendOption,
+    DtypeOption,
+    PteOption,
+    QlinearOption,
+    RuntimeOption,
+    WeightsOption,
+    opened,
+)
 from recipes.phonon.checkpoint import HUB_ID
 from recipes.recipe import (
-    BACKENDS,
     FULL_PRECISION,
-    Bundle,
-    Comparison,
-    ExportRequest,
-    QuantMode,
     Recipe,
     Tolerance,
     UserError,
+    deferred,
+    quant_modes,
+    tolerance_table,
 )
-
-if TYPE_CHECKING:
-    from recipes.phonon.runner import Runnable
 
 KEEPS = {
     "frame.backbone.input_proj": "voice and audio latents are continuous: an error here is in every later position",
@@ -40,20 +44,16 @@ KEEPS = {
 }
 
 
-def _modes(*names: str) -> tuple[QuantMode, ...]:
-    return tuple(QuantMode(name, KEEPS) for name in names)
-
-
 QUANTIZATION = {
-    "xnnpack": _modes("8da4w", "8da8w"),
-    "cuda": _modes("4w", "8w"),
-    "vulkan": _modes("4w", "8da4w"),
-    "webgpu": _modes("4w", "8w", "8da4w", "8da8w"),
-    "mlx": _modes("4w", "8w"),
+    "xnnpack": quant_modes("8da4w", "8da8w", keeps=KEEPS),
+    "cuda": quant_modes("4w", "8w", keeps=KEEPS),
+    "vulkan": quant_modes("4w", "8da4w", keeps=KEEPS),
+    "webgpu": quant_modes("4w", "8w", "8da4w", "8da8w", keeps=KEEPS),
+    "mlx": quant_modes("4w", "8w", keeps=KEEPS),
 }
 
 
-def tolerances(dtype: str, mode: str) -> dict[str, Tolerance]:
+def tolerances(backend: str, dtype: str, mode: str) -> dict[str, Tolerance]:
     """The bound of every kind of output. `samples` are those of `decode` alone, `utterance` those of a whole run.
 
     Quantized weights are the same on both sides of the check; an utterance is checked in full precision only,
@@ -74,18 +74,6 @@ def tolerances(dtype: str, mode: str) -> dict[str, Tolerance]:
     return bounds
 
 
-def build(request: ExportRequest) -> Bundle:
-    from recipes.phonon.build import build as build_bundle
-
-    return build_bundle(request)
-
-
-def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
-    from recipes.phonon.check import check as check_program
-
-    return check_program(program, request)
-
-
 def run(
     text: Annotated[str, typer.Option(help="What to say.")],
     voice: Annotated[str | None, typer.Option(help="A voice of the checkpoint; an unknown one lists them.")] = None,
@@ -97,22 +85,19 @@ def run(
     temperature: Annotated[
         float | None, typer.Option(help="Variance of the noise; default: the checkpoint's. 0 is flat.")
     ] = None,
-    backend: Annotated[str, typer.Option("--backend", "-b", help="webgpu, xnnpack or portable.")] = "webgpu",
-    weights: Annotated[str, typer.Option(help="auto, synthetic, tiny, a folder or a hub id.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
-    qlinear: Annotated[str, typer.Option(help="Quantization mode; `zoo list` names them.")] = FULL_PRECISION,
-    runtime: Annotated[str, typer.Option(help="executorch, or direct: without torch and ExecuTorch.")] = "executorch",
-    pte: Annotated[Path | None, typer.Option(help="Use this exported file instead of exporting.")] = None,
+    backend: BackendOption = "webgpu",
+    weights: WeightsOption = "auto",
+    dtype: DtypeOption = "fp32",
+    qlinear: QlinearOption = FULL_PRECISION,
+    runtime: RuntimeOption = "executorch",
+    pte: PteOption = None,
 ) -> None:
     """Speak a text into a WAV file, or stream it as it is spoken."""
     from recipes.phonon.runner import Speaker
     from zoo.artifact import assets_of
     from zoo.audio import open_sink
     from zoo.console import say
-    from zoo.export import ensure_exported, make_request
     from zoo.files import check_output
-    from zoo.program import Program
-    from zoo.targets import check_target
 
     # What can be known to be wrong is said before the export, which takes minutes.
     if not text.strip():
@@ -121,9 +106,8 @@ def run(
         raise UserError("choose one of --output FILE.wav and --stream")
     if output is not None:
         check_output(output)
-    check_target(backend, to_run=True)
-    path = ensure_exported(RECIPE, make_request(RECIPE, backend, weights=weights, dtype=dtype, qlinear=qlinear), pte)
-    with Program.load(path, runtime) as program:
+    opening = opened(RECIPE, backend=backend, weights=weights, dtype=dtype, qlinear=qlinear, runtime=runtime, pte=pte)
+    with opening as (program, path):
         speaker = Speaker(program, assets_of(path), warn=lambda line: say(f"warning: {line}"))
         started = time.perf_counter()
         frames = speaker.stream(text, voice, seed, temperature)
@@ -149,14 +133,9 @@ RECIPE = Recipe(
     methods=("frame", "decode"),
     dtypes=("fp32", "fp16"),
     quantization=QUANTIZATION,
-    tolerances={
-        (backend, dtype, mode): tolerances(dtype, mode)
-        for backend in BACKENDS
-        for dtype in ("fp32", "fp16")
-        for mode in (FULL_PRECISION, *(mode.name for mode in QUANTIZATION.get(backend, ())))
-    },
-    build=build,
-    check=check,
+    tolerances=tolerance_table(tolerances, ("fp32", "fp16"), QUANTIZATION),
+    build=deferred("recipes.phonon.build:build"),
+    check=deferred("recipes.phonon.check:check"),
     run=run,
     sample_arguments=("--text", "Hello! This is Phonon, speaking from your own machine.", "--output", "{out}.wav"),
 )

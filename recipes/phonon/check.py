@@ -66,7 +66,7 @@ def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
     """Rows of `frame` and `decode` over lengths and steps; in full precision also a free-running utterance."""
     from recipes.phonon import tolerances
 
-    bounds = tolerances(request.dtype, request.qlinear)
+    bounds = tolerances(request.backend, request.dtype, request.qlinear)
     bundle = golden_bundle(request)
     golden = EagerProgram(bundle)
     rows = [*_frame_rows(program, golden, bundle.metadata, bounds), *_decode_rows(program, golden, bundle, bounds)]

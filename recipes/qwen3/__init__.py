@@ -11,41 +11,40 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from recipes.command import (
+    BackendOption,
+    DtypeOption,
+    PteOption,
+    QlinearOption,
+    RuntimeOption,
+    WeightsOption,
+    opened,
+)
 from recipes.qwen3.checkpoint import HUB_ID, SIZES, weights_argument
 from recipes.recipe import (
-    BACKENDS,
     FULL_PRECISION,
-    Bundle,
-    Comparison,
-    ExportRequest,
-    QuantMode,
     Recipe,
     Tolerance,
     UserError,
+    deferred,
+    quant_modes,
+    tolerance_table,
 )
-
-if TYPE_CHECKING:
-    from recipes.qwen3.runner import Runnable
 
 # No linear is kept: the output head is a third of the weights that a step of the 0.6B model reads. What is no linear
 # stays: norms, and the embedding, of which a call reads only the rows of its tokens.
 
 
-def _modes(*names: str) -> tuple[QuantMode, ...]:
-    return tuple(QuantMode(name) for name in names)
-
-
 QUANTIZATION = {
-    "xnnpack": _modes("8da4w", "8da8w"),
-    "cuda": _modes("4w", "8w"),
-    "vulkan": _modes("4w", "8da4w"),
-    "webgpu": _modes("4w", "8w", "8da4w", "8da8w"),
-    "mlx": _modes("4w", "8w"),
+    "xnnpack": quant_modes("8da4w", "8da8w"),
+    "cuda": quant_modes("4w", "8w"),
+    "vulkan": quant_modes("4w", "8da4w"),
+    "webgpu": quant_modes("4w", "8w", "8da4w", "8da8w"),
+    "mlx": quant_modes("4w", "8w"),
 }
 CONTEXTS = tuple(str(2**power) for power in range(8, 16))
 OPTIONS = {
@@ -54,7 +53,7 @@ OPTIONS = {
 }
 
 
-def tolerances(dtype: str, mode: str, kv_dtype: str | None = None) -> dict[str, Tolerance]:
+def tolerances(backend: str, dtype: str, mode: str, kv_dtype: str | None = None) -> dict[str, Tolerance]:
     """The bounds of a request; `kv_dtype` defaults to `dtype`. Weights have the same values on both sides."""
     exact = dtype == "fp32" and mode == FULL_PRECISION and kv_dtype in (None, "fp32")
     if exact:
@@ -73,18 +72,6 @@ def tolerances(dtype: str, mode: str, kv_dtype: str | None = None) -> dict[str, 
     if kv_dtype == "fp16":
         return {"logits": Tolerance(0, 1e-2, "queries, keys and values keep 11 bits (5e-4), through all layers")}
     return {"logits": Tolerance(1e-3, 0, "weights are the same on both sides: as in full precision")}
-
-
-def build(request: ExportRequest) -> Bundle:
-    from recipes.qwen3.build import build as build_bundle
-
-    return build_bundle(request)
-
-
-def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
-    from recipes.qwen3.check import check as check_program
-
-    return check_program(program, request)
 
 
 def run(
@@ -106,21 +93,18 @@ def run(
     size: Annotated[str | None, typer.Option("--size", "--checkpoint", help=f"{', '.join(SIZES)}.")] = None,
     kv_dtype: Annotated[str, typer.Option(help="Precision of the caches: auto, fp32 or fp16.")] = "auto",
     context: Annotated[str, typer.Option(help=f"Capacity of the caches: auto, {', '.join(CONTEXTS)}.")] = "auto",
-    backend: Annotated[str, typer.Option("--backend", "-b", help="webgpu, xnnpack or portable.")] = "webgpu",
-    weights: Annotated[str, typer.Option(help="auto, synthetic, tiny, a folder or a hub id.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
-    qlinear: Annotated[str, typer.Option(help="Quantization mode; `zoo list` names them.")] = FULL_PRECISION,
-    runtime: Annotated[str, typer.Option(help="executorch, or direct: without torch and ExecuTorch.")] = "executorch",
-    pte: Annotated[Path | None, typer.Option(help="Use this exported file instead of exporting.")] = None,
+    backend: BackendOption = "webgpu",
+    weights: WeightsOption = "auto",
+    dtype: DtypeOption = "fp32",
+    qlinear: QlinearOption = FULL_PRECISION,
+    runtime: RuntimeOption = "executorch",
+    pte: PteOption = None,
 ) -> None:
     """Answer a prompt, or hold a conversation."""
     from recipes.qwen3.runner import Chat, converse
     from recipes.qwen3.sampling import Sampling
     from zoo.artifact import assets_of
     from zoo.console import own_stdout, say
-    from zoo.export import ensure_exported, make_request
-    from zoo.program import Program
-    from zoo.targets import check_target
 
     # What can be known to be wrong is said before the export, which takes minutes.
     if prompt is None and not interactive:
@@ -136,17 +120,17 @@ def run(
     Sampling(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
     if max_tokens < 1:
         raise UserError(f"an answer must have at least 1 token, not {max_tokens}")
-    check_target(backend, to_run=True)
-    request = make_request(
+    opening = opened(
         RECIPE,
-        backend,
+        backend=backend,
         weights=weights_argument(weights, size),
         dtype=dtype,
         qlinear=qlinear,
         options={"kv-dtype": kv_dtype, "context": context},
+        runtime=runtime,
+        pte=pte,
     )
-    path = ensure_exported(RECIPE, request, pte)
-    with Program.load(path, runtime) as program, own_stdout() as stdout:
+    with opening as (program, path), own_stdout() as stdout:
         chat = Chat(program, assets_of(path), system, think)
 
         def answer(pieces: Iterator[str]) -> None:
@@ -183,14 +167,9 @@ RECIPE = Recipe(
     dtypes=("fp32", "fp16"),
     quantization=QUANTIZATION,
     options=OPTIONS,
-    tolerances={
-        (backend, dtype, mode): tolerances(dtype, mode)
-        for backend in BACKENDS
-        for dtype in ("fp32", "fp16")
-        for mode in (FULL_PRECISION, *(mode.name for mode in QUANTIZATION.get(backend, ())))
-    },
-    build=build,
-    check=check,
+    tolerances=tolerance_table(tolerances, ("fp32", "fp16"), QUANTIZATION),
+    build=deferred("recipes.qwen3.build:build"),
+    check=deferred("recipes.qwen3.check:check"),
     run=run,
     sample_arguments=("--prompt", "Why is the sky blue? Answer in one sentence.", "--stream", "--max-tokens", "64"),
 )

@@ -61,7 +61,7 @@ def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
     """Rows of the greedy text, of other lengths, of one token at a time, and of the end of the context."""
     from recipes.qwen3 import tolerances
 
-    bounds = tolerances(request.dtype, request.qlinear, request.option("kv-dtype", request.dtype))
+    bounds = tolerances(request.backend, request.dtype, request.qlinear, request.option("kv-dtype", request.dtype))
     bundle = golden_bundle(request)
     golden = EagerProgram(bundle)
     rng = np.random.default_rng(SEED)

@@ -2,9 +2,10 @@
 
     file ─ pictures.py ─► tiles (tiling.py) ─ upscale(picture) ─► bands (resample.py for --scale) ─ sinks.py ─► file
 
-variants.py    the published networks; the form of --weights   checkpoint.py, ncnn.py   weights
-networks.py    the two families                                build.py                 the bundle
-runner.py      `zoo run real-esrgan`, torch-free               check.py                 against float64 eager and ncnn
+variants.py    the published networks; the form of --weights   locate.py, checkpoint.py, ncnn.py   weights
+networks.py    the two families                                build.py       the bundle
+runner.py      `zoo run real-esrgan`, torch-free               check.py       against float64 eager and ncnn
+reference.py   the ncnn package, in a process of its own       bench.py       beside eager and ncnn
 This file is the declaration and is read without torch.
 """
 
@@ -12,24 +13,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from recipes.command import BackendOption, DtypeOption, PteOption, RuntimeOption, WeightsOption, opened
 from recipes.real_esrgan.variants import DEFAULT, HUB_ID, VARIANTS, Weights, checked, parse_weights
-from recipes.recipe import (
-    BACKENDS,
-    FULL_PRECISION,
-    Bundle,
-    Comparison,
-    ExportRequest,
-    Recipe,
-    Tolerance,
-    UserError,
-)
+from recipes.recipe import Recipe, Tolerance, UserError, deferred, tolerance_table
 
-if TYPE_CHECKING:
-    from recipes.real_esrgan.runner import Runnable
+DTYPES = ("fp32", "fp16")
 
 
 def tolerances(dtype: str) -> dict[str, Tolerance]:
@@ -47,18 +39,6 @@ def tolerances(dtype: str) -> dict[str, Tolerance]:
         "rmse": Tolerance(10 ** (-60 / 20), 0, "60 dB"),
         "ncnn": ncnn,
     }
-
-
-def build(request: ExportRequest) -> Bundle:
-    from recipes.real_esrgan.build import build as build_bundle
-
-    return build_bundle(request)
-
-
-def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
-    from recipes.real_esrgan.check import check as check_program
-
-    return check_program(program, request)
 
 
 def weights_argument(weights: str, variant: str | None, denoise: float | None) -> str:
@@ -92,21 +72,18 @@ def run(
         float | None, typer.Option(help="general-x4v3: 0 keeps noise, 1 removes it; default 0.5 where both parts are.")
     ] = None,
     tile: Annotated[str, typer.Option(help="auto, the side of a tile in pixels, or 0 for the whole picture.")] = "auto",
-    backend: Annotated[str, typer.Option("--backend", "-b", help="webgpu, xnnpack or portable.")] = "webgpu",
-    weights: Annotated[str, typer.Option(help="auto, synthetic, tiny, a file, a folder or a hub id.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
-    runtime: Annotated[str, typer.Option(help="executorch, or direct: without torch and ExecuTorch.")] = "executorch",
-    pte: Annotated[Path | None, typer.Option(help="Use this exported file instead of exporting.")] = None,
+    backend: BackendOption = "webgpu",
+    weights: WeightsOption = "auto",
+    dtype: DtypeOption = "fp32",
+    runtime: RuntimeOption = "executorch",
+    pte: PteOption = None,
 ) -> None:
     """Enlarge a picture, or every picture of a folder."""
-    from recipes.real_esrgan.runner import Upscaler, folder_pairs, parse_tile, sample_path
+    from recipes.real_esrgan.runner import Upscaler, budget_of, folder_pairs, parse_tile
     from recipes.real_esrgan.sinks import check_picture_output
-    from recipes.real_esrgan.tiling import DEFAULT_BUDGET
     from zoo.artifact import assets_of
     from zoo.console import say
-    from zoo.export import ensure_exported, make_request
-    from zoo.program import Program
-    from zoo.targets import check_target
+    from zoo.pictures import sample_path
 
     # What can be known to be wrong is said before the export, which takes a while.
     source = sample_path(picture)
@@ -117,16 +94,9 @@ def run(
     else:
         check_picture_output(output, 1, 1)
     parse_tile(tile)
-    check_target(backend, to_run=True)
-    request = make_request(RECIPE, backend, weights=weights_argument(weights, variant, denoise), dtype=dtype)
-    path = ensure_exported(RECIPE, request, pte)
-    budget = DEFAULT_BUDGET
-    if backend == "webgpu":
-        from backend.runtime.device import get_device
-
-        budget = get_device().limit("max-storage-buffer-binding-size")
-    with Program.load(path, runtime) as program:
-        upscaler = Upscaler(program, assets_of(path), tile, budget)
+    chosen = weights_argument(weights, variant, denoise)
+    with opened(RECIPE, backend=backend, weights=chosen, dtype=dtype, runtime=runtime, pte=pte) as (program, path):
+        upscaler = Upscaler(program, assets_of(path), tile, budget_of(backend))
         if source.is_dir():
             done, failed = upscaler.folder(source, output, scale)
         else:
@@ -148,13 +118,13 @@ RECIPE = Recipe(
     summary="pictures enlarged 2 or 4 times: " + ", ".join(VARIANTS),
     checkpoint=HUB_ID,
     methods=("upscale",),
-    dtypes=("fp32", "fp16"),
+    dtypes=DTYPES,
     quantization={},
-    tolerances={
-        (backend, dtype, FULL_PRECISION): tolerances(dtype) for backend in BACKENDS for dtype in ("fp32", "fp16")
-    },
-    build=build,
-    check=check,
+    tolerances=tolerance_table(lambda backend, dtype, mode: tolerances(dtype), DTYPES, {}),
+    build=deferred("recipes.real_esrgan.build:build"),
+    check=deferred("recipes.real_esrgan.check:check"),
     run=run,
     sample_arguments=("sample:astronaut", "--variant", "animevideov3", "--output", "{out}.png"),
+    identity=deferred("recipes.real_esrgan.locate:identity"),
+    workloads=deferred("recipes.real_esrgan.bench:workloads"),
 )

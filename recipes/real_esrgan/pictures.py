@@ -6,24 +6,17 @@ colour: it is replaced by its surroundings' before the network sees it, so that 
 
 from __future__ import annotations
 
-import io
-import struct
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageCms, ImageOps
+from PIL import Image, ImageOps
 
 from recipes.recipe import UserError
+from zoo.pictures import opened, to_srgb
 
 _STRIP = 256  # rows that are worked on at a time in float
-# What Pillow's decoders raise for a damaged file.
-_DAMAGE = (
-    OSError, SyntaxError, ValueError, TypeError, EOFError, IndexError, KeyError, OverflowError, NotImplementedError,
-    struct.error, zlib.error, Image.DecompressionBombError,
-)  # fmt: skip
 
 
 @dataclass
@@ -64,16 +57,8 @@ class Picture:
 
 def open_picture(path: Path) -> Picture:
     """Decodes the first frame of a file. Raises `UserError` for one that is missing, damaged or not a picture."""
-    try:
-        with Image.open(path) as image:
-            picture = _decode(image, path)
-    except FileNotFoundError:
-        raise UserError(f"no such file: {path}") from None
-    except Image.UnidentifiedImageError:
-        raise UserError(f"{path} is not a picture that can be read") from None
-    except _DAMAGE as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"cannot read {path}: {reason}") from error
+    with opened(path) as image:
+        picture = _decode(image, path)
     if picture.alpha is not None:
         fill_hidden(picture.colour, picture.alpha)
     return picture
@@ -103,7 +88,7 @@ def _decode(image: Image.Image, path: Path) -> Picture:
     if image_mode.startswith("I;16"):
         return Picture(np.array(image).astype(np.uint16)[..., None], None, icc, notices)
     if image_mode in ("CMYK", "LAB"):
-        image, icc = _to_srgb(image, icc), None
+        image, icc = to_srgb(image, icc), None
     has_alpha = image.has_transparency_data
     grey = image_mode in ("1", "L", "LA", "La")
     mode = ("L" if grey else "RGB") + ("A" if has_alpha else "")
@@ -155,19 +140,6 @@ def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
     if orientation in (2, 3, 6, 7):
         array = array[:, ::-1]
     return np.ascontiguousarray(array)
-
-
-def _to_srgb(image: Image.Image, icc: bytes | None) -> Image.Image:
-    """CMYK or Lab to sRGB, by the picture's own profile where it has one that works."""
-    if icc is not None:
-        try:
-            source, target = ImageCms.ImageCmsProfile(io.BytesIO(icc)), ImageCms.createProfile("sRGB")
-            converted = ImageCms.profileToProfile(image, source, target, outputMode="RGB")
-            if converted is not None:
-                return converted
-        except (ImageCms.PyCMSError, OSError, ValueError):
-            pass
-    return image.convert("RGB")
 
 
 def fill_hidden(colour: np.ndarray, alpha: np.ndarray) -> None:

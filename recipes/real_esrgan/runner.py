@@ -8,7 +8,6 @@ row of tiles, and no more.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ from recipes.real_esrgan.sinks import check_picture_output, loses, open_sink
 from recipes.recipe import UserError
 from zoo.console import say, stderr
 
-SAMPLE = "sample:"  # `sample:astronaut` is a picture that scikit-image ships
 _LINE_EVERY = 20.0  # seconds between lines of progress in a log
 
 
@@ -157,6 +155,15 @@ class Upscaler:
         return done, failed
 
 
+def budget_of(backend: str) -> int:
+    """Bytes that one intermediate of an automatic tile may take: what the adapter can bind, on WebGPU."""
+    if backend != "webgpu":
+        return tiling.DEFAULT_BUDGET
+    from backend.runtime.device import get_device
+
+    return get_device().limit("max-storage-buffer-binding-size")
+
+
 def parse_tile(text: str) -> int:
     """Raises `UserError` for what is neither `auto` (0 here: the caller handles it) nor a whole number."""
     if text == "auto":
@@ -164,21 +171,6 @@ def parse_tile(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise UserError(f"--tile {text}: give auto, a number of pixels, or 0 for the whole picture at once")
     return int(text)
-
-
-def sample_path(text: str) -> Path:
-    """`sample:NAME` as the path of a picture in scikit-image, anything else as the path that it is."""
-    if not text.startswith(SAMPLE):
-        return Path(text).expanduser()
-    spec = importlib.util.find_spec("skimage")  # found, not imported
-    if spec is None or spec.origin is None:
-        raise UserError(f"{text}: sample pictures come with scikit-image: pip install 'webgpu-zoo[real-esrgan]'")
-    folder = Path(spec.origin).parent / "data"
-    for ending in (".png", ".jpg"):
-        if (path := folder / (text.removeprefix(SAMPLE) + ending)).is_file():
-            return path
-    names = sorted(path.stem for path in folder.iterdir() if path.suffix in (".png", ".jpg"))
-    raise UserError(f"scikit-image ships no picture {text.removeprefix(SAMPLE)!r}: choose one of {', '.join(names)}")
 
 
 def folder_pairs(source: Path, output: Path) -> list[tuple[Path, Path]]:

@@ -16,6 +16,7 @@ from recipes.recipe import UserError
 DEFAULT = "x4plus"
 # The published checkpoints, byte for byte, under their own file names.
 HUB_ID = "nateraw/real-esrgan"
+SEEDED = ("synthetic", "tiny")  # sources that need no file
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from recipes.recipe import BACKENDS
+from recipes.recipe import BACKENDS, UserError
 from tests.cli.harness import command, one_error_line
+from zoo.peak import peak_bytes
 
 Zoo = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -127,13 +129,19 @@ def test_check_and_bench_end_to_end(zoo: Zoo, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert list(told) == ["model", "backend", "passed", "outputs"] and told["passed"] is True
     assert set(told["outputs"]["scale"]) == {"max_abs", "max_rel", "tolerance", "passed"}
-    done = zoo("bench", *options, "--runs", "2", "--json")
+    done = zoo("bench", *options, "--runs", "2", "--no-memory", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert set(told) == {"adapter", "results"}
-    assert {row["method"] for row in told["results"]} == {"scale", "count"}
+    assert set(told) == {"adapter", "results", "programs"}
+    sides = {(row["workload"], row["side"]) for row in told["results"]}
+    assert sides == {(method, side) for method in ("scale", "count") for side in ("portable", "eager")}
     for row in told["results"]:
         assert row["runs"] == 2 and 0 < row["min_ms"] <= row["median_ms"]
+        assert row["s_per_unit"] == row["median_ms"] / 1e3
+    assert {row["times_first"] for row in told["results"] if row["side"] == "portable"} == {1}
+    (program,) = told["programs"]
+    assert set(program["methods"]) == {"scale", "count"}
+    one_error_line(zoo("bench", *options, "--against", "sorcery"), "no side sorcery", "eager")
     pte = tmp_path / "out" / "toy" / "toy-portable-fp32-tiny.pte"
     pte.write_bytes(pte.read_bytes()[:-100])
     one_error_line(zoo("check", *options, "--pte", str(pte)), "is damaged")
@@ -143,3 +151,12 @@ def test_check_out_of_bounds_exits_with_1(zoo: Zoo) -> None:
     done = zoo("check", "toy", "--backend", "portable", "--dtype", "fp16", "--weights", "tiny", "--json")
     told = json.loads(done.stdout)
     assert done.returncode == 1 and told["passed"] is False, done.stderr
+
+
+def test_peak_memory_is_that_of_the_process_that_ran() -> None:
+    """An array of 200 MB in this process must not count in the child, which lists models without torch."""
+    here = np.ones(25_000_000)  # 200 MB
+    peak = peak_bytes(["list", "--json"])
+    assert 10e6 < peak < here.nbytes
+    with pytest.raises(UserError, match="unknown model 'sorcery'"):
+        peak_bytes(["export", "sorcery"])

@@ -190,12 +190,15 @@ def _(d: Draw) -> Arguments:
     return (x, [d.int(1, 9) for _ in range(dims)]), {}
 
 
-@draws(*(f"upsample_{kind}.{form}" for kind in ("nearest1d", "nearest2d", "bilinear2d") for form in ("vec", "default")))
+_UPSAMPLES = ("nearest1d", "nearest2d", "bilinear2d", "bicubic2d")
+
+
+@draws(*(f"upsample_{kind}.{form}" for kind in _UPSAMPLES for form in ("vec", "default")))
 def _(d: Draw) -> Arguments:
     dims = _dims(d.op)
     x = d.tensor((d.int(1, 2), d.int(1, 3), *(d.int(1, 9) for _ in range(dims))), d.dtype(FLOATS), special=False)
     size: Any = [d.int(1, 20) for _ in range(dims)]
-    corners = [d.flag()] if "linear" in d.op else []
+    corners = [] if "nearest" in d.op else [d.flag()]
     if d.op.endswith("default"):
         return (x, size, *corners, *(None for _ in range(dims))), {}
     factors = [d.one((2.0, 1.5, 0.5, 3.0)) for _ in range(dims)]

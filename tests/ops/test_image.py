@@ -13,6 +13,7 @@ from backend.ops import registry
 from backend.runtime.delegate import Delegate
 
 FLOATS = [torch.float32, torch.float16]
+CUBIC = 3e-5  # as linear's 1e-5, with slopes and weights up to three times as large
 INF, NAN = float("inf"), float("nan")
 
 
@@ -63,6 +64,7 @@ def test_given_factors_decide(factors):
     check_copies("aten.upsample_nearest2d.vec", x, None, factors)
     for align in (False, True):
         check_op("aten.upsample_bilinear2d.vec", x, None, align, factors, atol=1e-5)
+        check_op("aten.upsample_bicubic2d.vec", x, None, align, factors, atol=CUBIC)
     check_copies("aten.upsample_nearest1d.vec", x[0], None, factors[:1])
     check_copies("aten.upsample_nearest1d.default", x[0], [int(17 * factors[1])], factors[1])
 
@@ -75,6 +77,26 @@ def test_bilinear(size, align, dtype):
     atol = 1e-5 if dtype == torch.float32 else 2e-3
     check_op("aten.upsample_bilinear2d.vec", rand(2, 3, 7, 11, dtype=dtype), list(size), align, None, atol=atol)
     check_op("aten.upsample_bilinear2d.default", rand(1, 2, 1, 11, dtype=dtype), list(size), align, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("size", [(1, 1), (7, 11), (14, 22), (3, 5), (1, 31), (29, 8)])
+def test_bicubic(size, align, dtype):
+    atol = CUBIC if dtype == torch.float32 else 4e-3  # weights add up to 1.5 in size on each axis
+    check_op("aten.upsample_bicubic2d.vec", rand(2, 3, 7, 11, dtype=dtype), list(size), align, None, atol=atol)
+    check_op("aten.upsample_bicubic2d.default", rand(1, 2, 1, 11, dtype=dtype), list(size), align, atol=atol)
+
+
+def test_bicubic_coefficients_and_border():
+    """An impulse shows the weights of A = -0.75, a border the repetition of its last element."""
+    x = torch.zeros(1, 1, 1, 8)
+    x[..., 3] = 1
+    (result,) = run_op("aten.upsample_bicubic2d.vec", x, [1, 16], False, None)
+    near, far = (1.25 * 0.25 - 2.25) * 0.25**2 + 1, ((-0.75 * 1.25 + 3.75) * 1.25 - 6) * 1.25 + 3
+    np.testing.assert_allclose(result[0, 0, 0, 6:10], [near, near, result[0, 0, 0, 8], far], atol=1e-6)
+    (result,) = run_op("aten.upsample_bicubic2d.vec", torch.full((1, 1, 3, 3), 2.5), [7, 5], False, None)
+    np.testing.assert_allclose(result, np.full((1, 1, 7, 5), 2.5), atol=1e-5)  # 16 products
 
 
 def test_a_factor_from_the_shape_is_refused():
@@ -183,6 +205,7 @@ def test_empty_batch():
     x = torch.zeros(0, 3, 4, 6)
     check_op("aten.upsample_nearest2d.vec", x, [8, 9], None)
     check_op("aten.upsample_bilinear2d.vec", x, [8, 9], True, None)
+    check_op("aten.upsample_bicubic2d.vec", x, [8, 9], False, None)
     check_op("aten.max_pool2d_with_indices.default", x, [2, 2])
     check_op("aten.avg_pool2d.default", x, [2, 2])
     check_op("aten.pixel_shuffle.default", x.reshape(0, 4, 3, 6), 2)

