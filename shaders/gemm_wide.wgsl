@@ -2,7 +2,8 @@
 //
 // reads   a     raw: element (batch, m, k) at a_start + its batch strides + m * a_outer + k * a_k; load4 where a_vec names
 //               the axis that is contiguous and aligned. With CONV, a group's weights as in conv_tile.wgsl
-//         b     the same with n for m (not CONV)
+//         b     the same with n for m (not CONV); with b_bits, b is quantized: b, scale and zero as codes.wgsl says, one
+//               matrix for all batches
 //         x     raw: [N, C, H, W] through strides, as in conv_tile.wgsl (CONV): b is its patches, never built in memory
 // writes  out   [splits, batches, rows, cols], row-major, or [splits, N, O, positions]; sums are f32 whatever the storage
 // params  rows, cols, depth > 0, tiles_m, tiles_n, batches, strides as above, batch_<d> and a_batch_<d>, b_batch_<d>
@@ -15,6 +16,7 @@
 // with k a constant index: the bounds check of the other index is then the same for all, and made once.
 // TAPS_FIRST: depth is kernel_h * kernel_w * C with C divisible by 4. FLAT: one row, and kernels of one row.
 {% import "tile.wgsl" as t %}
+{% import "codes.wgsl" as q %}
 {% set threads = TX * TY %}
 {% set qm = TY * RM %}
 {% set qn = TX * RN %}
@@ -29,7 +31,16 @@ var<workgroup> tile: array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, 2>;
 
 {% macro fetch_one(s, name, vec) %}
 {% set outer = "p.rows" if name == "a" else "p.cols" %}
-{% if vec == "k" %}
+{% if vec == "codes" %}
+      // What lies between depth and the end of a word of codes is finite, and meets zeros of a.
+      let from_k = min(k, (p.depth - 1u) / 4u * 4u);
+      let g = from_k / p.group;
+{% for j in range(4) %}
+      let n{{ j }} = min(o{{ s }} + {{ j }}u, p.cols - 1u);
+      let g{{ j }} = n{{ j }} * p.scales + g;
+      r{{ s }}_{{ j }} = ({{ q.four("n%d * p.words" % j, "from_k", b_bits) }} - {{ q.zero("g%d" % j, b_bits, has_zero) }}) * load_scale(g{{ j }});
+{% endfor %}
+{% elif vec == "k" %}
       let row = {{ name }}_base + min(k, p.depth - 4u);
 {% for j in range(4) %}
       r{{ s }}_{{ j }} = load4_{{ name }}((row + min(o{{ s }} + {{ j }}u, {{ outer }} - 1u) * p.{{ name }}_outer) / 4u);
@@ -92,7 +103,7 @@ var<workgroup> tile: array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, 2>;
 {% endmacro %}
 {% macro place_one(s, vec, buffer) %}
 {% for i in range(4) %}
-      tile[{{ buffer }}][kq{{ s }} * 4u + {{ i }}u][slot{{ s }}] = select(vec4<f32>(), {{ "vec4<f32>(r%d_0[%d], r%d_1[%d], r%d_2[%d], r%d_3[%d])" % (s, i, s, i, s, i, s, i) if vec == "k" else "r%d_%d" % (s, i) }}, k{{ "" if vec == "k" else " + %du" % i }} < end);
+      tile[{{ buffer }}][kq{{ s }} * 4u + {{ i }}u][slot{{ s }}] = select(vec4<f32>(), {{ "vec4<f32>(r%d_0[%d], r%d_1[%d], r%d_2[%d], r%d_3[%d])" % (s, i, s, i, s, i, s, i) if vec in ("k", "codes") else "r%d_%d" % (s, i) }}, k{{ "" if vec in ("k", "codes") else " + %du" % i }} < end);
 {% endfor %}
 {% endmacro %}
 {# For turn s, `body(name)` of the operand that the invocation's block belongs to. #}

@@ -13,6 +13,17 @@ fn copysign(x: f32, y: f32) -> f32 {
   return bitcast<f32>((bitcast<u32>(x) & 0x7fffffffu) | (bitcast<u32>(y) & 0x80000000u));
 }
 
+// The nearest value of half precision, ties to even. A conversion there and back is what drivers fold away.
+fn to_half(x: f32) -> f32 {
+  let bits = bitcast<u32>(x);
+  let a = bits & 0x7fffffffu;
+  if (a > 0x7f800000u) { return x; }
+  var rounded = (a + 0xfffu + ((a >> 13u) & 1u)) & 0xffffe000u; // 10 of 23 bits of mantissa
+  if (a < 0x38800000u) { rounded = bitcast<u32>(round(bitcast<f32>(a) * 16777216.0) / 16777216.0); } // steps of 2^-24
+  if (rounded >= 0x47800000u) { rounded = 0x7f800000u; }
+  return bitcast<f32>(rounded | (bits & 0x80000000u));
+}
+
 // max and min that pass NaN on, as torch's do.
 fn max_nan(a: f32, b: f32) -> f32 { return select(select(max(a, b), b, is_nan(b)), a, is_nan(a)); }
 fn min_nan(a: f32, b: f32) -> f32 { return select(select(min(a, b), b, is_nan(b)), a, is_nan(a)); }

@@ -13,7 +13,7 @@
 var<workgroup> least: array<f32, {{ workgroup }}>;
 var<workgroup> most: array<f32, {{ workgroup }}>;
 
-fn step_of(v: f32) -> f32 { return {{ "f32(f16(v))" if half else "v" }}; }
+fn step_of(v: f32) -> f32 { return {{ "to_half(v)" if half else "v" }}; }
 
 // a / b for finite a >= 0 and normal b > 0, rounded to nearest, ties to even. What is below the normal numbers is 0.
 fn quotient(a: f32, b: f32) -> f32 {

@@ -233,7 +233,9 @@ def _lower(recipe: Recipe, request: ExportRequest, methods: dict[str, Method]) -
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
     programs = {}
-    with torch.no_grad():
+    # While it traces, torch chooses a CPU kernel for every convolution, by sizes where oneDNN is in the choice: the
+    # answer for the example's sizes would become a bound on all sizes.
+    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
         for name, method in methods.items():
             with step(f"{recipe.name}: exporting {name}"):
                 programs[name] = torch.export.export(

@@ -71,6 +71,7 @@ def opened(path: Path) -> Iterator[Image.Image]:
             # Pillow warns of large pictures, which are fine here, and refuses twice as large ones.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(path) as image:
+                _fix_grey_key(image)
                 yield image
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None
@@ -79,6 +80,13 @@ def opened(path: Path) -> Iterator[Image.Image]:
     except _DAMAGE as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"cannot read {path}: {reason}") from error
+
+
+def _fix_grey_key(image: Image.Image) -> None:
+    """Pillow spreads grey of 2 and 4 bits over 8, but not the grey value that a PNG names as transparent."""
+    tiles, key = getattr(image, "tile", ()), image.info.get("transparency")
+    if image.format == "PNG" and tiles and isinstance(key, int):
+        image.info["transparency"] = key * {"L;2": 85, "L;4": 17}.get(str(tiles[0][3]), 1)
 
 
 def to_srgb(image: Image.Image, icc: bytes | None) -> Image.Image:

@@ -2,10 +2,12 @@
 
 Many queries go through `attention` (tiles with running softmax), up to 8 through `attention_few`, which is parallel
 over keys and skips those that a bool mask or causality hides; `attention_merge` puts together what was found in a cache
-longer than a span. A query that sees no key gives 0, as in torch; in `zoo.sdpa`, which stands for a softmax that a
-model
-spells out (`backend.passes.attention`), it gives NaN, as that does. With few queries, what a hidden key holds is never
-read; with many, as in torch, a NaN there comes back as 0 × NaN.
+longer than a span. Heads of very many elements with few keys (attention between channels) are two products and a
+softmax between them: their scores are few, and a product can split its depth.
+
+A query that sees no key gives 0, as in torch; in `zoo.sdpa`, which stands for a softmax that a model spells out
+(`backend.passes.attention`), it gives NaN, as that does. With few queries, what a hidden key holds is never read; with
+many, as in torch, a NaN there comes back as 0 × NaN.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.graph import Call, TensorSpec
-from backend.ops.matmul import Operand, in_memory
+from backend.ops.matmul import Operand, in_memory, product
+from backend.ops.norm import softmax
+from backend.ops.pointwise import operand
 from backend.ops.registry import BOOL, FLOATS, register
 from backend.runtime import value as values
 from backend.runtime.builder import Builder, Vector
@@ -26,6 +30,9 @@ MAX_RANK = 4
 FEW_QUERIES = 8
 SPANS = (64, 256)  # keys a workgroup of attention_few looks at
 BUSY = 1024  # workgroups below which a GPU gets the shorter span
+WIDE = (
+    512  # elements of a head above which the columns of v are too many for one workgroup, and each has its own scores
+)
 BLOCK = 32  # columns of v a workgroup of attention keeps per block, at most 4 blocks
 
 
@@ -83,9 +90,13 @@ def _lower(call: Call, b: Builder) -> Value:
         return values.scalar(0.0, out.dtype, out.shape)
     batch, heads = (1, 1, *out.shape[:-2])[-2:]
     scale = call.get("scale")
+    scale = float(1.0 / math.sqrt(depth) if scale is None else scale)
+    is_plain = call.get("attn_mask") is None and not call.get("is_causal") and not call.get("enable_gqa")
+    if is_plain and max(depth, width) > WIDE and keys <= max(depth, width):
+        return _as_products(query, key, value, scale, out.dtype, b)
     params: dict[str, Any] = {
         "heads": heads, "queries": queries, "keys": keys, "depth": depth, "values": width,
-        "scale": float(1.0 / math.sqrt(depth) if scale is None else scale),
+        "scale": scale,
         "empty": math.nan if call.op == "zoo.sdpa" else 0.0,
     }  # fmt: skip
     q, k, v = (in_memory(x, b) for x in (query, key, value))
@@ -112,6 +123,14 @@ def _lower(call: Call, b: Builder) -> Value:
     }
     job = Job(tuple(out.shape), out.dtype, batch * heads, sides, vec, reads, params, constants)
     return (_launch_few if queries <= FEW_QUERIES else _launch_many)(job, b)
+
+
+def _as_products(query: Value, key: Value, value: Value, scale: float, dtype: str, b: Builder) -> Value:
+    key = b.movable(key)
+    turned = values.permute(key, (*range(key.rank - 2), key.rank - 1, key.rank - 2))
+    scores = product(query, turned, "float32", b)
+    scores = b.pointwise("({0} * {1})", [scores, operand(scale, "float32")], "float32", scores.shape)
+    return product(softmax(scores, -1, "float32", b), value, dtype, b)
 
 
 def _side(tensor: Tensor, outer: int, depth: int) -> Operand:

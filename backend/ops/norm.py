@@ -31,6 +31,12 @@ def _softmax_launch(op: str, x: Value, rows: Rows, shape: Sequence[int], dtype: 
     )
 
 
+def softmax(x: Value, axis: int, dtype: str, b: Any) -> Value:
+    """The softmax of `x` along `axis`, for operators that are made of one."""
+    x, rows = rows_of(x, [normalize_axis(axis, x.rank)], b)
+    return _softmax_launch("softmax", x, rows, x.shape, dtype, b)
+
+
 def _lower_softmax(op: str) -> Callable[[Call, Any], Value]:
     def lower(call: Call, b: Any) -> Value:
         out = call.outputs[0]

@@ -2,7 +2,7 @@
 
 `backend.passes.quantized` makes these operators of what torchao exports; `backend.quantization` says how codes are
 packed. A quantized linear is the product of `matmul` with another way of loading the weight: `gemv_codes` for at most
-8 rows, `gemm` with the loader of codes.wgsl above. Weights stay packed on the GPU. In the dynamic modes the
+8 rows, `gemm_wide` or `gemm` with the loader of codes.wgsl above. Weights stay packed on the GPU. In dynamic modes the
 activations are rounded to what 8 bits and the row's scale can hold (`zoo.round_rows`), as torchao's eager mode does,
 and the product is computed in f32, as there.
 
@@ -18,6 +18,7 @@ import math
 from typing import Any
 
 from backend.graph import Call, TensorSpec
+from backend.ops import tiles
 from backend.ops.matmul import Operand, fast_axis, in_memory, tile_block
 from backend.ops.registry import FLOATS, INTS, WIDE_INTS, register
 from backend.quantization import RANGES, group_refusal, row_words
@@ -114,6 +115,15 @@ def _lower_linear(call: Call, b: Builder) -> Value:
         result = b.launch(
             "gemv_codes", shape=(rows, cols), dtype=out.dtype, reads={"a": a.read(is_vec), **reads}, params=params,
             constants=constants, groups=-(-cols // 4),
+        )  # fmt: skip
+    elif tiles.usable(b):
+        result = tiles.launch(
+            tiles.choose(1, rows, cols, depth, vec == "k"), (1, rows, cols, depth), shape=(rows, cols), dtype=out.dtype,
+            reads={"a": a.read(bool(vec)), **reads}, params=params | {"b_start": 0},
+            constants={
+                "batch_dims": 0, "CONV": False, "FLAT": False, "TAPS_FIRST": False, "a_vec": vec, "b_vec": "codes",
+                "a_fast": fast_axis(a, vec), "b_fast": "k", "b_bits": bits, "has_zero": has_zero,
+            }, b=b,
         )  # fmt: skip
     else:
         block = tile_block(1, rows, cols, b)

@@ -25,7 +25,7 @@ _NO_ADAPTER = (
 )
 
 # wgpu copies what is written into staging memory and frees that after a later submit has run: so much may wait for it.
-STAGED_BYTES = 16 << 40
+STAGED_BYTES = 16 << 20
 
 # What a binding slot holds, in the order in which a kernel lists its slots.
 READ, WRITE, UNIFORM = "read-only-storage", "storage", "uniform"

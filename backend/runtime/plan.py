@@ -17,10 +17,12 @@ from backend.runtime.builder import Dispatch, Lowered
 from backend.runtime.device import UNIFORM, WRITE, Device
 from backend.runtime.errors import DeviceError
 from backend.runtime.hostdata import from_storage
-from backend.runtime.replay import Step, encode, timed
+from backend.runtime.replay import Step, encode, mapped, timed
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer
 
 _AT_ONCE_BYTES = 32 << 20  # of new buffers, before work on constants is run and lets go of what it needs no more
+# Dispatches of a submit: the GPU works on few while the host records more. A submit costs as much as ten dispatches.
+FIRST_SUBMIT, MOST_SUBMIT = 8, 64
 _STAGING_USAGE = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 
 
@@ -38,7 +40,7 @@ class Resources(Protocol):
 
 
 class Plan:
-    """`run` writes the inputs, replays the dispatches in one pass and one submit, and reads the outputs back."""
+    """`run` writes the inputs, replays the dispatches in a few submits, and reads the outputs back."""
 
     def __init__(self, lowered: Lowered, resources: Resources):
         self.device = resources.device
@@ -161,30 +163,38 @@ class Plan:
         self.device.guard("running a plan", self._encode, steps, copies)
 
     def _encode(self, steps: Sequence[Step], copies: Sequence[tuple[Any, int, int, int]]) -> None:
-        encoder = self.device.handle.create_command_encoder()
-        if steps:
-            compute = encoder.begin_compute_pass()
-            encode(compute, steps)
-            compute.end()
-        for buffer, padded, offset, _ in copies:
-            encoder.copy_buffer_to_buffer(buffer, 0, self._staging, offset, padded)
-        self.device.handle.queue.submit([encoder.finish()])
+        device = self.device.handle
+        first, count = 0, FIRST_SUBMIT
+        while True:
+            last = first + count >= len(steps)
+            encoder = device.create_command_encoder()
+            if steps:
+                compute = encoder.begin_compute_pass()
+                encode(compute, steps[first : first + count])
+                compute.end()
+            if last:
+                for buffer, padded, offset, _ in copies:
+                    encoder.copy_buffer_to_buffer(buffer, 0, self._staging, offset, padded)
+            device.queue.submit([encoder.finish()])
+            if last:
+                return
+            first, count = first + count, min(2 * count, MOST_SUBMIT)
 
     def _read_back(self) -> list[np.ndarray]:
-        data = memoryview(b"")
-        if self._staging is not None:
-            staging = self._staging
-            try:
-                staging.map_sync(wgpu.MapMode.READ)
-                data = memoryview(staging.read_mapped(copy=True)).cast("B")
-                staging.unmap()
-            except Exception as error:
-                self._staging = None  # a fresh one next time: a failed map must not poison later calls
-                raise DeviceError(f"reading results back from {self.device.name} failed: {error}") from error
-        results = []
-        for tensor, (_, _, offset, live) in zip(self.outputs, self._layout, strict=True):
-            results.append(from_storage(data[offset : offset + live], tensor.dtype, tensor.shape))
-        return results
+        if self._staging is None:
+            return self._results(memoryview(b""))
+        try:
+            with mapped(self.device, self._staging, self._staging_bytes) as data:
+                return self._results(data)
+        except RuntimeError as error:
+            self._staging = None  # a fresh one next time: a failed map must not poison later calls
+            raise DeviceError(f"reading results back from {self.device.name} failed: {error}") from error
+
+    def _results(self, data: memoryview) -> list[np.ndarray]:
+        return [
+            from_storage(data[offset : offset + live], tensor.dtype, tensor.shape)
+            for tensor, (_, _, offset, live) in zip(self.outputs, self._layout, strict=True)
+        ]
 
 
 def _static_dispatches(dispatches: Sequence[Dispatch]) -> set[int]:

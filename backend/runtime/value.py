@@ -251,7 +251,7 @@ def cast_expression(root: Expression, dtype: str) -> Expression:
     if dtype in WRAP:
         code = WRAP[dtype].format(code)
     if dtype == "float16" and source == "f32":
-        code = f"f32(f16({code}))"
+        code = f"to_half({code})"
     return Apply(code, (root,), dtype)
 
 

@@ -11,7 +11,7 @@ from torch.export import Dim
 
 from recipes.florence2 import checkpoint as checkpoints
 from recipes.florence2.checkpoint import Checkpoint
-from recipes.florence2.modules import EncodeMethod, StepMethod, VisionMethod, half_linears, make_caches
+from recipes.florence2.modules import EncodeMethod, EncoderInputs, StepMethod, VisionMethod, half_linears, make_caches
 from recipes.florence2.tasks import TASKS
 from recipes.qwen3.modules import Vocabulary
 from recipes.recipe import Bundle, ExportRequest, Method, UserError
@@ -35,16 +35,17 @@ def make_bundle(checkpoint: Checkpoint, dtype: str = "fp32") -> Bundle:
     model = checkpoint.model
     metadata = make_metadata(checkpoint)
     model.requires_grad_(False)
-    model.set_attn_implementation("sdpa")
+    # Written out: what transformers puts around torch's own attention depends on the strides that a trace finds.
+    model.set_attn_implementation("eager")
     text = model.config.text_config
     tokens, slots, side = metadata["image_tokens"], metadata["slots"], metadata["picture"]["side"]
-    inputs = torch.zeros(1, text.max_position_embeddings, text.d_model)
+    inputs = EncoderInputs(text.max_position_embeddings, text.d_model)
     shared = model.model.language_model.shared.weight
     vocabulary = Vocabulary(shared, shared if text.tie_word_embeddings else model.lm_head.weight)
     caches = make_caches(model, slots)
     modules = {
         "vision": VisionMethod(model, inputs, tokens),
-        "encode": EncodeMethod(model, vocabulary, caches, inputs.clone(), tokens),
+        "encode": EncodeMethod(model, vocabulary, caches, inputs, tokens),
         "step": StepMethod(model, vocabulary, caches),
     }
     for module in modules.values():

@@ -9,8 +9,8 @@ slots a row sees: those of its own past. So beams share what they have in common
 beam moves nothing: it is another mask. The keys of the picture and the prompt are read by all rows at once.
 
 State between methods is in buffers that both register under one name, and that both write to: only a buffer that a
-method writes is state in it. `inputs` holds what the encoder reads (features, then prompt); each layer of `caches`
-holds first the encoder's positions, then the decoder's slots.
+method writes is state in it. So `inputs` holds the features and then the prompt, and each layer of `caches` holds first
+the encoder's positions, then the decoder's slots.
 
 Layers are transformers' own modules; the language model's attention is laid out anew, around the caches. Shapes
 below: T picture tokens, P prompt tokens, M encoder positions, C slots, R rows, D hidden size, H heads, E head size,
@@ -41,14 +41,15 @@ def half_linears(module: nn.Module) -> None:
         if isinstance(child, Vocabulary):
             for table, head in zip(child.tables, child.heads, strict=True):
                 is_tied = table.weight is head.weight
-                table.weight = nn.Parameter(table.weight.detach().half(), requires_grad=False)
-                half = table.weight if is_tied else nn.Parameter(head.weight.detach().half(), requires_grad=False)
-                head.weight = half
+                table.half()
+                head.half()
+                if is_tied:
+                    head.weight = table.weight
         elif isinstance(child, MixedLinear | Cache):
             child.half()
 
 
-def mixed_linears(module: nn.Module) -> nn.Module:
+def mixed_linears(module: Any) -> Any:
     """`module` with its linear layers as `MixedLinear`, on the same weights."""
     for name, child in module.named_children():
         if type(child) is nn.Linear:
@@ -58,6 +59,18 @@ def mixed_linears(module: nn.Module) -> nn.Module:
         else:
             mixed_linears(child)
     return module
+
+
+class EncoderInputs(nn.Module):
+    """What the encoder reads, `[1, M, D]`: the picture's features, then the prompt's embeddings."""
+
+    def __init__(self, positions: int, width: int):
+        super().__init__()
+        self.rows = nn.Buffer(torch.zeros(1, positions, width))
+
+    def write(self, at: Tensor, rows: Tensor) -> None:
+        """at `[S]` int64, rows `[1, S, D]`."""
+        self.rows.index_copy_(1, at, rows.to(self.rows.dtype))
 
 
 class Cache(nn.Module):
@@ -101,12 +114,12 @@ def _heads(x: Tensor, heads: int) -> Tensor:
 class VisionMethod(nn.Module):
     """Method `vision`: DaViT and the projector."""
 
-    def __init__(self, model: Any, inputs: Tensor, tokens: int):
+    def __init__(self, model: Any, inputs: EncoderInputs, tokens: int):
         super().__init__()
         tower, projector = model.model.vision_tower, model.model.multi_modal_projector
         self.convs, self.blocks = tower.convs, mixed_linears(tower.blocks)
         self.projection, self.norm = projector.image_projection, projector.image_proj_norm
-        self.inputs = nn.Buffer(inputs)
+        self.inputs = inputs
         # What is added to every pixel depends on the size alone: its place, and that it is the first frame.
         side = round((tokens - 1) ** 0.5)
         width = tower.embed_dim[-1]
@@ -120,25 +133,25 @@ class VisionMethod(nn.Module):
         x = pixel_values.to(self.place.dtype)
         for conv, blocks in zip(self.convs, self.blocks, strict=True):
             x = conv(x)
-            for block in blocks:  # type: ignore[union-attr]
+            for block in blocks:
                 x = block(x)
         x = x.flatten(2).transpose(1, 2) + self.place
         x = torch.cat([x.mean(1, keepdim=True), x], 1)
         features: Tensor = self.norm(self.projection(x))
-        self.inputs.index_copy_(1, self.rows, features)
+        self.inputs.write(self.rows, features)
         return features
 
 
 class EncodeMethod(nn.Module):
     """Method `encode`: BART's encoder, and the cross-attentions' keys and values of its result."""
 
-    def __init__(self, model: Any, vocabulary: Vocabulary, caches: nn.ModuleList, inputs: Tensor, tokens: int):
+    def __init__(self, model: Any, vocabulary: Vocabulary, caches: nn.ModuleList, inputs: EncoderInputs, tokens: int):
         super().__init__()
         encoder, decoder = model.model.language_model.encoder, model.model.language_model.decoder
         self.tokens = tokens
         self.embed_scale: float = encoder.embed_tokens.embed_scale
         self.vocabulary = vocabulary
-        self.inputs = nn.Buffer(inputs)
+        self.inputs = inputs
         self.positions, self.norm = encoder.embed_positions, encoder.layernorm_embedding
         self.layers = mixed_linears(encoder.layers)
         crosses = [layer.encoder_attn for layer in decoder.layers]
@@ -149,14 +162,15 @@ class EncodeMethod(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids `[1, P]` int64, of a picture whose features are there -> the encoder's result `[1, T + P, D]`."""
-        prompt = self.vocabulary.embed(ids).to(self.inputs.dtype) * self.embed_scale
-        self.inputs.index_copy_(1, self.tokens + torch.arange(ids.shape[1], device=ids.device), prompt)
+        prompt = self.vocabulary.embed(ids).to(self.norm.weight.dtype) * self.embed_scale
+        self.inputs.write(self.tokens + torch.arange(ids.shape[1], device=ids.device), prompt)
         at = torch.arange(self.tokens + ids.shape[1], device=ids.device)
-        x = self.inputs[:, : self.tokens + ids.shape[1]]
+        x = self.inputs.rows[:, : self.tokens + ids.shape[1]]
         x = self.norm(x + self.positions(None, position_ids=at))
-        for layer in self.layers:  # type: ignore[attr-defined]
+        for layer in self.layers:
             x = layer(x, None)
-        for cross, cache in zip(self.cross, self.caches, strict=True):  # type: ignore[call-overload]
+        caches: Any = self.caches
+        for cross, cache in zip(self.cross, caches, strict=True):
             keys, values = cross(x).chunk(2, -1)
             cache.write(at, _heads(keys, self.heads), _heads(values, self.heads))
         return x

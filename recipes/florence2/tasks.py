@@ -70,5 +70,7 @@ def task_input(task: str, text: str | None, width: int, height: int) -> str:
     x0, y0, x1, y1 = (float(value) for value in match.groups())
     if not (x0 < x1 <= width and y0 < y1 <= height):
         raise UserError(f"{task}: the region {text.strip()} is not within the picture of {width}×{height} pixels")
-    bins = [min(int(value * BINS / size), BINS - 1) for value, size in zip((x0, y0, x1, y1), (width, height) * 2)]
+    sides = (width, height, width, height)
+    # As the processor's `quantize`: the bin that holds the value, the last one for the far edge.
+    bins = [min(int(value / (side / BINS)), BINS - 1) for value, side in zip((x0, y0, x1, y1), sides, strict=True)]
     return "".join(f"<loc_{bin_}>" for bin_ in bins)

@@ -5,7 +5,8 @@
 
 checkpoint.py, standin.py   weights          modules.py   the two exported methods
 build.py                    the bundle       check.py     against float64 eager
-session.py                  `zoo run`        plot.py      the picture; voices.py: an invented conversation
+session.py                  `zoo run`        bench.py     `zoo bench`
+plot.py                     the picture      voices.py    an invented conversation
 This file is the declaration and is read without torch.
 """
 
@@ -45,7 +46,7 @@ KEEPS = {
 
 QUANTIZATION = {
     "xnnpack": quant_modes("8da4w", "8da8w", keeps=KEEPS),
-    "webgpu": quant_modes("4w", "8da4w", keeps=KEEPS),
+    "webgpu": quant_modes("4w", "8w", "8da4w", "8da8w", keeps=KEEPS),
     "vulkan": quant_modes("4w", "8da4w", keeps=KEEPS),
     "cuda": quant_modes("4w", "8w", keeps=KEEPS),
     "mlx": quant_modes("4w", "8w", keeps=KEEPS),
@@ -130,6 +131,7 @@ RECIPE = Recipe(
     tolerances=tolerance_table(tolerances, ("fp32", "fp16"), QUANTIZATION),
     build=deferred("recipes.nemotron_diarization.build:build"),
     check=deferred("recipes.nemotron_diarization.check:check"),
+    workloads=deferred("recipes.nemotron_diarization.bench:workloads"),
     run=run,
     sample_arguments=("{out}.wav", "--example", "--rttm", "{out}.rttm", "--plot", "{out}.png", "--min-speech", "0.1"),
 )

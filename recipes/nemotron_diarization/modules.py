@@ -31,8 +31,8 @@ class StackMethod(nn.Module):
 class SubpixelUpsampler(nn.Module):
     """The model's upsampler, a convolution over three frames, as one linear layer over them side by side.
 
-    As a convolution, export would narrow the range of lengths: choosing a CPU kernel, it asks for the size of its
-    input and holds the answer for all lengths.
+    One matrix product, and lengths keep their range for whoever exports it: with a convolution, oneDNN's choice of a
+    CPU kernel for the example's length would be held for all (`zoo.export` turns that off).
     """
 
     def __init__(self, upsampler: Any):

@@ -9,6 +9,7 @@ transformers' forward does (27 s each, 3 s look-ahead); the streaming modes as i
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,7 +48,7 @@ class Diarizer:
 
     `assets` is the folder beside the `.pte`. `feed` and `finish` return blocks of probabilities, float
     `[frames, speakers]`, in order and each as soon as it is decided; speakers are numbered by first arrival.
-    `dtype` is the float type of the program's inputs; only the float64 reference of the accuracy check sets it.
+    `dtype` is the float type of the program's inputs, where it is another than the assets say: eager PyTorch's.
     """
 
     def __init__(
@@ -84,6 +85,11 @@ class Diarizer:
         self._first = 0  # the encoder frame that `_embeds` begins with
         self._start = 0  # the encoder frame that the next chunk begins with
         self._finished = False
+
+    def copy(self, program: Runnable | None = None) -> Diarizer:
+        """The same stream once more, which goes on by itself, in `program` when one is given."""
+        # The program is shared, not copied.
+        return copy.deepcopy(self, {id(self._program): program or self._program})
 
     @property
     def seconds(self) -> float:

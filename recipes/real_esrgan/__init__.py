@@ -124,7 +124,7 @@ RECIPE = Recipe(
     build=deferred("recipes.real_esrgan.build:build"),
     check=deferred("recipes.real_esrgan.check:check"),
     run=run,
-    sample_arguments=("sample:astronaut", "--variant", "animevideov3", "--output", "{out}.png"),
+    sample_arguments=("sample:chelsea", "--variant", "animevideov3", "--output", "{out}.png"),
     identity=deferred("recipes.real_esrgan.locate:identity"),
     workloads=deferred("recipes.real_esrgan.bench:workloads"),
 )

@@ -41,32 +41,29 @@ def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[
     found = []
     for height, width in _sizes(checkpoint, is_gpu):
         pixels = np.random.default_rng(SEED).integers(0, 256, (height, width, 3), np.uint8)
-
+        picture = Picture(pixels)
         layouts = {
             backend: tiling.plan(height, width, tiling.auto_tile(limits, budget_of(backend)), limits)
             for backend, limits in limits_by_backend.items()
         }
 
-        def enlarge(
-            backend: str,
-            run: tiling.Run,
-            picture: Picture = Picture(pixels),
-            layouts: dict[str, tiling.Layout] = layouts,
-        ) -> np.ndarray:
-            limits = limits_by_backend[backend]
-            return np.concatenate(list(tiling.upscale(picture.read, run, layouts[backend], limits, picture.finish)))
-
         calls: dict[str, Callable[[], object]] = {
-            backend: functools.partial(enlarge, backend, _run_of(program)) for backend, program in programs.items()
+            backend: functools.partial(
+                _enlarge, picture, _run_of(program), layouts[backend], limits_by_backend[backend]
+            )
+            for backend, program in programs.items()
         }
-        calls["eager"] = functools.partial(enlarge, "webgpu", eager)
-        calls["eager-cuda"] = functools.partial(enlarge, "webgpu", cuda)
-        whole = layouts["webgpu"].tiles == 1
-        side = max(height, width) if whole else max(layouts["webgpu"].rows, layouts["webgpu"].columns)
-        calls["ncnn"] = functools.partial(ncnn.run, pixels, side)
+        layout = layouts["webgpu"]
+        for side, run in (("eager", eager), ("eager-cuda", cuda)):
+            calls[side] = functools.partial(_enlarge, picture, run, layout, limits_by_backend["webgpu"])
+        calls["ncnn"] = functools.partial(ncnn.run, pixels, max(layout.rows, layout.columns))
         megapixels = height * width * checkpoint.architecture.scale**2 / 1e6
         found.append(Workload(f"{width}×{height}", "megapixel", megapixels, calls))
     return found
+
+
+def _enlarge(picture: Picture, run: tiling.Run, layout: tiling.Layout, limits: tiling.Limits) -> np.ndarray:
+    return np.concatenate(list(tiling.upscale(picture.read, run, layout, limits, picture.finish)))
 
 
 def _sizes(checkpoint: Checkpoint, is_gpu: bool) -> tuple[tuple[int, int], ...]:

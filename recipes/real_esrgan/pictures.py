@@ -71,10 +71,10 @@ def _decode(image: Image.Image, path: Path) -> Picture:
     icc = image.info.get("icc_profile") or None
     bits, deep = _sample_bits(image), _deep_colour(image, path)
     image.load()  # what stands behind the pixels in the file, like a PNG's EXIF, is known after this
-    image_mode = image.mode
+    image_mode, key = image.mode, image.info.get("transparency")
     if deep is not None:
         array = _upright(deep, image.getexif().get(0x0112, 1))
-        colour, alpha = (array[..., :3], array[..., 3:]) if array.shape[2] == 4 else (array, None)
+        colour, alpha = (array[..., :3], array[..., 3:]) if array.shape[2] == 4 else (array, _keyed(array, key))
         return Picture(np.ascontiguousarray(colour), alpha, icc, notices)
     if bits > 8 and image_mode[0] not in "IF":
         notices.append(f"{path.name} holds {bits} bits a channel, of which 8 are kept")
@@ -86,7 +86,8 @@ def _decode(image: Image.Image, path: Path) -> Picture:
             raise UserError(f"{path}: values of a {image_mode!r} picture are expected from 0 to {top:g}")
         return Picture(np.rint(array * (65535.0 / top)).astype(np.uint16)[..., None], None, icc, notices)
     if image_mode.startswith("I;16"):
-        return Picture(np.array(image).astype(np.uint16)[..., None], None, icc, notices)
+        array = np.array(image).astype(np.uint16)[..., None]
+        return Picture(array, _keyed(array, key), icc, notices)
     if image_mode in ("CMYK", "LAB"):
         image, icc = to_srgb(image, icc), None
     has_alpha = image.has_transparency_data
@@ -116,8 +117,6 @@ def _deep_colour(image: Image.Image, path: Path) -> np.ndarray | None:
     tiles = getattr(image, "tile", ())
     if image.format != "PNG" or not tiles or tiles[0][3] not in ("RGB;16B", "RGBA;16B"):
         return None
-    if "transparency" in image.info:
-        return None
     halves = []
     for order in "BL":  # the file's byte order gives the high bytes, the other one the low bytes
         with Image.open(path) as half:
@@ -125,6 +124,14 @@ def _deep_colour(image: Image.Image, path: Path) -> np.ndarray | None:
             half.load()
             halves.append(np.array(half))
     return (halves[0].astype(np.uint16) << 8) | halves[1]
+
+
+def _keyed(colour: np.ndarray, key: Any) -> np.ndarray | None:
+    """Alpha of 16 bits, where a PNG names one colour that stands for nothing."""
+    if key is None:
+        return None
+    opaque = (colour != np.asarray(key, np.uint16)).any(2, keepdims=True)
+    return np.where(opaque, np.uint16(65535), np.uint16(0))
 
 
 def _set_raw_mode(image: Any, mode: str) -> None:

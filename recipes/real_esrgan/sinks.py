@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import struct
 import tempfile
 import zlib
@@ -123,6 +125,9 @@ class _Mapped:
         else:
             self.mode = "RGBA" if channels in (2, 4) and not jpeg else "RGBX"
         shape = (height, width, 1 if self._grey else 4)
+        # A write to a mapped page that the disk has no room for would end the process: have it now, or say so.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(scratch.fileno(), 0, math.prod(shape))
         self._pixels = np.memmap(scratch, np.uint8, "w+", shape=shape)
         self._at = 0
 

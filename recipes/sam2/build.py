@@ -8,14 +8,14 @@ import torch
 from torch.export import Dim
 
 from recipes.recipe import Bundle, ExportRequest, Method
+from recipes.sam2 import MOST_POINTS
 from recipes.sam2 import checkpoint as checkpoints
 from recipes.sam2.checkpoint import Checkpoint
 from recipes.sam2.modules import EncodeMethod, Features, PromptMethod, halve
 
-MAX_POINTS = 1024  # of a prompt
-# Prompts that one call answers: the largest map of 16 is 128 MB, which every WebGPU device can bind. CPU backends plan
-# the memory of the most that may come, so they take one.
-MAX_OBJECTS = {"webgpu": 16}
+# Prompts that one call answers: the largest map of 8 is 64 MiB, half of what every WebGPU device can bind. CPU backends
+# plan the memory of the most that may come, so they take one.
+MAX_OBJECTS = {"webgpu": 8}
 
 
 def build(request: ExportRequest) -> Bundle:
@@ -35,7 +35,7 @@ def make_bundle(checkpoint: Checkpoint, request: ExportRequest) -> Bundle:
     size, side = metadata["size"], metadata["mask_size"]
     most = metadata["max_objects"]
     objects = Dim("objects", min=1, max=most) if most > 1 else None
-    count = Dim("points", min=1, max=MAX_POINTS)
+    count = Dim("points", min=1, max=MOST_POINTS)
     inputs = (
         torch.full((1, min(most, 3), 2, 2), size / 2),
         torch.ones(1, min(most, 3), 2, dtype=torch.int64),
@@ -63,7 +63,7 @@ def make_metadata(checkpoint: Checkpoint, request: ExportRequest) -> dict[str, A
         "mask_size": size // 4,
         "mean": list(checkpoint.mean),
         "std": list(checkpoint.std),
-        "max_points": MAX_POINTS,
+        "max_points": MOST_POINTS,
         "max_objects": MAX_OBJECTS.get(request.backend, 1),
         "stability": {
             "use": decoder.dynamic_multimask_via_stability,

@@ -19,13 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recipes.sam2.blocks import Block
+
 MASKS = 4  # mask tokens: one for an unambiguous prompt, three for an ambiguous one
 NO_POINT = -1  # label of a place that is no point
 PADDING = -10  # label of a place that is not there at all
 
 
 class Features(nn.Module):
-    """What is kept of an encoded picture: embedding `[1, C, E, E]`, high_1 `[1, C/4, 2E, 2E]`, high_0 `[1, C/8, 4E, 4E]`."""
+    """What is kept of an encoded picture: embedding `[1, C, E, E]`, high_1 `[1, C/4, 2E, 2E]` and high_0
+    `[1, C/8, 4E, 4E]`."""
 
     def __init__(self, channels: int, side: int):
         super().__init__()
@@ -55,12 +58,16 @@ class EncodeMethod(nn.Module):
         super().__init__()
         encoder = model.vision_encoder
         self.patches = encoder.backbone.patch_embed
-        self.blocks = encoder.backbone.blocks
         self.stage_ends: list[int] = encoder.backbone.stage_ends
         self.laterals = encoder.neck.convs
         self.top_down: list[int] = encoder.neck.fpn_top_down_levels
         self.high_convs = nn.ModuleList([model.mask_decoder.conv_s1, model.mask_decoder.conv_s0])
         side = model.config.prompt_encoder_config.image_size // encoder.config.backbone_config.patch_stride[0]
+        self.blocks = nn.ModuleList()
+        here = side
+        for block in encoder.backbone.blocks:
+            self.blocks.append(Block(block, here, here))
+            here //= 1 if block.query_stride is None else block.query_stride[0]
         with torch.no_grad():
             self.position = nn.Buffer(encoder.backbone._get_pos_embed((side, side)).contiguous())
             self.no_memory = nn.Buffer(model.no_memory_embedding.detach().reshape(1, -1, 1, 1))

@@ -15,6 +15,11 @@ from transformers import Sam2Config, Sam2Model
 from recipes.sam2.checkpoint import Checkpoint
 
 NOTICE = "SYNTHETIC WEIGHTS ({why}): the model has the right structure and size, but its masks follow no object"
+# Parameters that are values, not weights of a layer.
+_LEARNED = (
+    "token.weight", "tokens.weight", "point_embed.weight", "no_mask_embed.weight", "pos_embed", "pos_embed_window",
+    "no_memory_embedding",
+)  # fmt: skip
 SEED = 20260901
 
 # Meta's published configurations of SAM 2.1: what differs between the sizes.
@@ -53,12 +58,12 @@ TINY_CONFIG: dict[str, Any] = {
             "image_size": [128, 128],
             "hidden_size": 32,
             "num_attention_heads": 1,
-            "blocks_per_stage": [1, 2, 3, 2],
+            "blocks_per_stage": [1, 1, 2, 2],
             "embed_dim_per_stage": [32, 64, 96, 128],
             "num_attention_heads_per_stage": [1, 2, 3, 4],
             "window_size_per_stage": [8, 4, 6, 3],
             "window_positional_embedding_background_size": [7, 7],
-            "global_attention_blocks": [4],
+            "global_attention_blocks": [3],
         },
         "backbone_channel_list": [128, 96, 64, 32],
         "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
@@ -94,15 +99,23 @@ def make_model(arguments: dict[str, Any]) -> Any:
             if "norm" in name and name.endswith("weight"):
                 weight.uniform_(0.5, 1.5, generator=generator)
             elif weight.dim() == 1:
-                weight.normal_(0, 0.1, generator=generator)
-            elif "embed" in name and "patch" not in name and "mask_embed" not in name or "token" in name:
+                # Few channels are normalised behind these: where all were near 0, rounding errors would be enlarged.
+                few = "upscale_conv" in name or "mask_embed" in name
+                weight.normal_(0, 0.7 if few else 0.1, generator=generator)
+            elif name.endswith(_LEARNED):
                 weight.normal_(0, 0.5, generator=generator)
             else:
-                weight.normal_(0, _fan_in(name, weight) ** -0.5, generator=generator)
+                weight.normal_(0, _gain(name) * _fan_in(name, weight) ** -0.5, generator=generator)
         projection = model.prompt_encoder.shared_embedding.positional_embedding
         projection.normal_(0, 1, generator=generator)
         model.shared_image_embedding.positional_embedding.copy_(projection)
     return model
+
+
+def _gain(name: str) -> float:
+    # What attention compares stays small enough that no key takes all: there, rounding errors would grow as they do
+    # in no trained model.
+    return 0.4 if "q_proj" in name or "k_proj" in name or "neck" in name else 1.0
 
 
 def _fan_in(name: str, weight: torch.Tensor) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.recipe import Comparison, ExportRequest, QuantMode, Recipe, Tolerance, UserError
+from recipes.recipe import Comparison, ExportRequest, Method, QuantMode, Recipe, Tolerance, UserError
 from zoo import artifact, quantize
 from zoo.check import CheckReport, compare
 from zoo.export import ExportReport, NotDelegated, ensure_exported, export, make_request
@@ -140,6 +140,35 @@ def test_weights_identity_follows_files(toy: Recipe, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"ab")
     assert before != artifact.weights_identity(toy, str(tmp_path))
     assert artifact.weights_identity(toy, "auto") == "absent"
+
+
+def test_choosing_a_cpu_kernel_bounds_no_size(toy: Recipe, tmp_path: Path) -> None:
+    """torch takes another convolution above some 40 frames of 512 channels, and would hold what it chose for 2."""
+    import torch
+
+    from backend.runtime.program import TensorMeta, read_program
+
+    class Convolution(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv1d(512, 4, 3, padding=1)
+
+        def forward(self, frames: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.conv(frames.transpose(1, 2))
+            return out
+
+    def build(request: ExportRequest) -> Any:
+        length = torch.export.Dim("length", min=1, max=408)
+        method = Method(Convolution(), (torch.randn(1, 2, 512),), ({1: length},))
+        return dataclasses.replace(toy.build(request), methods={"scale": method})
+
+    report = _export(dataclasses.replace(toy, build=build), tmp_path, "portable")
+    info = read_program(report.path).methods["scale"]
+    frames = info.values[info.inputs[0]]
+    assert isinstance(frames, TensorMeta) and frames.sizes == (1, 408, 512)
+    for length in (408, 41, 40, 2, 1):
+        (out,) = _run(report.path, "scale", np.zeros((1, length, 512), np.float32))
+        assert out.shape == (1, 4, length)
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(28, "No space left on device")])

@@ -43,6 +43,19 @@ def test_head_dims(queries, keys):
         check_op(SDPA, *qkv(queries, keys, depth, width), **CLOSE)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("queries, keys", [(5, 7), (32, 32), (3, 600)])
+def test_heads_of_many_elements(queries, keys, dtype):
+    """Attention between channels: the depth is a picture's pixels. Views, as a channel's pixels are not neighbours."""
+    close = CLOSE if dtype == torch.float32 else HALF
+    for depth, width in ((1025, 1025), (577, 64), (8, 700)):
+        args = [x.to(dtype) for x in qkv(queries, keys, depth, width, lead=(1, 2))]
+        check_op(SDPA, *args, **close)
+        check_op(SDPA, *(x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in args), scale=0.02, **close)
+        check_op(SDPA, *args, attn_mask=torch.rand(queries, keys) > 0.4, **close)
+    check_op(SDPA, *(x.to(dtype) for x in qkv(queries, keys, 700, lead=())), **close)
+
+
 @pytest.mark.parametrize("queries, keys", LENGTHS)
 def test_masks(queries, keys):
     args = qkv(queries, keys)

@@ -10,11 +10,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from harness import check_op, overload, refusal_of, run_op
+from harness import check_op, overload, refusal_of, run_graph, run_op
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.graph import ShapeError
+from backend.graph import Graph, Node, Ref, ShapeError, TensorSpec
 from backend.ops import pointwise
 
 INF, NAN = math.inf, math.nan
@@ -240,6 +240,22 @@ def test_o10_i2_casts_for_all_pairs():
     check_op("aten._to_copy.default", torch.tensor([-1, 256, 511]), dtype=torch.uint8)
     check_op("aten._to_copy.default", torch.tensor([NAN, 0.0, -0.0, INF]), dtype=torch.bool)
     check_op("aten._to_copy.default", torch.tensor([65519.0, 65520.0, 1e6, -1e6, INF, NAN]), dtype=torch.float16)
+
+
+def test_float16_and_back_rounds_to_nearest_even_in_one_kernel():
+    """All finite values of half precision, what lies halfway between two, and one rounding of float32 beside that."""
+    half = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middle = (half[1:] + half[:-1]) / 2
+    numbers = np.concatenate([half, middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(1e9))])
+    numbers = np.concatenate([numbers, -numbers, np.float32([65519.99, 65520, 1e30, -1e30, INF, -INF, NAN, 1e-45])])
+    graph = Graph()
+    x, between, out = (graph.add_value(TensorSpec(dtype, numbers.shape)) for dtype in ("float32", "float16", "float32"))
+    for source, target, dtype in ((x, between, "float16"), (between, out, "float32")):
+        graph.nodes.append(Node("aten._to_copy.default", {"self": Ref(source), "dtype": dtype}, (target,)))
+    graph.inputs, graph.outputs = [x], [out]
+    (actual,) = run_graph(graph, [numbers])
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(actual, numbers.astype(np.float16).astype(np.float32))
 
 
 def test_i1_int64_keeps_its_sign_and_is_never_wrapped():

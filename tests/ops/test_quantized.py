@@ -15,7 +15,7 @@ import torchao.quantization  # noqa: F401 - registers torch.ops.torchao
 
 from backend import quantization
 from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
-from backend.ops import registry
+from backend.ops import registry, tiles
 from backend.runtime.delegate import Delegate
 from tests.ops.harness import run_graph
 
@@ -165,6 +165,19 @@ def test_prompts_by_tiles(bits, symmetric):
     check_linear(Weight(200, 160, bits, 32, symmetric), 130, bias=True)
     check_linear(Weight(71, 64, bits, 64, symmetric), 67, turned=True)
     check_linear(Weight(5, 64, bits, 64, symmetric), 3, turned=True)
+
+
+@pytest.mark.parametrize("tile", (tiles.LARGE, tiles.MEDIUM, tiles.TURNED, tiles.SMALL), ids=str)
+@pytest.mark.parametrize("bits", (4, 8))
+def test_prompts_by_wide_tiles(tile, bits, monkeypatch):
+    """GPUs' own kernel, on any device: edges, words that end after depth does, sums in parts, another layout of a."""
+    monkeypatch.setattr("backend.ops.tiles.usable", lambda b: True)
+    monkeypatch.setattr("backend.ops.tiles.choose", lambda *sizes: tile)
+    for symmetric in (True, False):
+        check_linear(Weight(131, 96, bits, 32, symmetric), 17)
+        check_linear(Weight(68, 33, bits, 33, symmetric), 133, bias=True)
+    check_linear(Weight(70, 1024, bits, 128), 3, 13, dtype="float16")
+    check_linear(Weight(35, 64, bits, 64), 40, turned=True)
 
 
 @pytest.mark.parametrize("rows", (1, 4, 20))

@@ -342,7 +342,7 @@ def test_check_of_eager_passes(dtype: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_declaration(ready: Ready) -> None:
     assert registry.load("nemotron-diarization") is RECIPE
-    assert RECIPE.modes("webgpu") == ("none", "4w", "8da4w")
+    assert RECIPE.modes("webgpu") == ("none", "4w", "8w", "8da4w", "8da8w")
     assert "8da4w" in RECIPE.modes("xnnpack")
     assert tuple(ready.bundle.methods) == RECIPE.methods
     assert tolerances("webgpu", "fp32", "none")["recording"].atol == 1e-4

@@ -24,7 +24,7 @@ from PIL import Image
 from recipes.nemotron_diarization import RECIPE, audio, checkpoint, session, standin
 from recipes.nemotron_diarization.plot import Envelope, draw
 from recipes.nemotron_diarization.segments import Decision, Segment, Segmenter, rttm
-from recipes.recipe import UserError
+from recipes.recipe import ExportRequest, UserError
 
 
 @pytest.fixture(scope="module")
@@ -317,3 +317,32 @@ def test_envelope_is_bounded_and_misses_no_peak(length: int) -> None:
     file = io.BytesIO()
     draw(file, [Segment(0.0, 0.01, 0)] if length else [], envelope, length / RATE)
     assert file.getvalue().startswith(b"\x89PNG")
+
+
+def test_workloads_of_the_bench(ready: Ready) -> None:
+    """A recording, and the longest step of a stream, the same at every call."""
+    steps: list[tuple[str, int]] = []
+
+    class Noting:
+        def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+            steps.append((method, int(arrays[1][1]) if method == "encode" else arrays[0].shape[1]))
+            return ready.program.run(method, *arrays)
+
+    request = ExportRequest("webgpu", "tiny")
+    assert RECIPE.workloads is not None
+    offline, stream = RECIPE.workloads({"webgpu": Noting()}, request)
+    meta = ready.bundle.metadata
+    for _ in range(2):
+        offline.calls["webgpu"]()
+        assert steps == [("stack", 126), ("encode", 126)]  # 10 s
+        steps.clear()
+        stream.calls["webgpu"]()
+        step = meta["streaming_modes"]["low_latency"][0]
+        # The queue holds whole chunks: what is over is never used.
+        longest = meta["stream_frames"] - meta["streaming"]["fifo_length"] % step
+        assert steps == [("stack", step), ("encode", longest)]
+        steps.clear()
+    assert (offline.amount, stream.amount) == (10.0, step * 0.08)
+    for workload in (offline, stream):
+        assert set(workload.calls) == {"webgpu", "eager", "eager-cuda"}
+        workload.calls["eager"]()

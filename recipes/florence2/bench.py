@@ -1,0 +1,72 @@
+"""What `zoo bench florence2` times: a picture until it can be asked about, a prompt, and tokens, greedy and with beams.
+
+Sides: the exported programs; `eager`, the same modules in PyTorch in float32 on the CPU; `eager-cuda`, on an NVIDIA GPU
+in the precision that was asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from recipes.florence2.build import build
+from recipes.florence2.check import EagerProgram
+from recipes.florence2.generate import Decoder, Runnable, generate, search_of
+from recipes.recipe import Bundle, ExportRequest, UserError, Workload
+
+SEED = 0
+PROMPT, TOKENS = 12, 32
+SEARCHES = {"greedy": 1, "3 beams": 3}
+
+
+def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[Workload]:
+    """One picture, one prompt, and texts of `TOKENS` tokens. A side that cannot run says why (`UserError`)."""
+    bundle = build(request)
+    meta = bundle.metadata
+    sides: dict[str, Runnable] = dict(programs)
+    if request.dtype == "fp32":
+        sides["eager"] = EagerProgram(bundle)
+    sides["eager-cuda"] = _Cuda(request)
+    rng = np.random.default_rng(SEED)
+    side = meta["picture"]["side"]
+    pixels = rng.standard_normal((1, 3, side, side), dtype=np.float32)
+    ids = rng.integers(0, meta["vocab_size"], (1, PROMPT))
+
+    def write(program: Runnable, beams: int) -> None:
+        decoder = Decoder(program, meta["slots"], meta["image_tokens"] + PROMPT)
+        list(generate(decoder, search_of(meta, beams, TOKENS), meta["generation"]["start_id"], (-1,)))
+
+    def calls(work: Callable[[Runnable], object]) -> dict[str, Callable[[], object]]:
+        return {name: functools.partial(work, program) for name, program in sides.items()}
+
+    return [
+        Workload("picture", "picture", 1, calls(lambda program: program.run("vision", pixels))),
+        Workload("prompt", "prompt", 1, calls(lambda program: program.run("encode", ids))),
+        *(
+            Workload(name, "token", TOKENS, calls(functools.partial(write, beams=beams)))
+            for name, beams in SEARCHES.items()
+        ),
+    ]
+
+
+class _Cuda:
+    """The bundle on an NVIDIA GPU. Made at the first call, as another implementation may want the memory until then."""
+
+    def __init__(self, request: ExportRequest):
+        self._request = request
+        self._bundle: Bundle | None = None
+
+    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+        if not torch.cuda.is_available():
+            raise UserError("PyTorch finds no NVIDIA GPU")
+        if self._bundle is None:
+            self._bundle = build(self._request)
+            for item in self._bundle.methods.values():
+                item.module.cuda()
+        with torch.no_grad():
+            inputs = (torch.from_numpy(np.ascontiguousarray(array)).cuda() for array in arrays)
+            output = self._bundle.methods[method].module(*inputs)
+        return [output.cpu().numpy()]

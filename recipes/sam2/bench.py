@@ -1,0 +1,96 @@
+"""What `zoo bench sam2` times: a picture encoded, a prompt answered, and a batch of prompts as a grid asks them.
+
+Sides: the exported programs; `eager`, transformers' own model in float32 on the CPU; `eager-cuda`, the same on an
+NVIDIA GPU. From numpy arrays to numpy arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from recipes.recipe import ExportRequest, UserError, Workload
+from recipes.sam2 import checkpoint as checkpoints
+from recipes.sam2.build import make_metadata
+from recipes.sam2.checkpoint import Checkpoint
+from recipes.sam2.runner import Runnable
+
+SEED = 0
+
+
+def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[Workload]:
+    """A side that cannot run says why at its first call (`UserError`)."""
+    checkpoint = checkpoints.load(request.weights)
+    meta = make_metadata(checkpoint, request)
+    size, side = meta["size"], meta["mask_size"]
+    rng = np.random.default_rng(SEED)
+    pixels = rng.standard_normal((1, 3, size, size)).astype(np.float32)
+    sides: dict[str, Runnable] = {
+        **programs,
+        "eager": Reference(checkpoint),
+        "eager-cuda": Reference(checkpoint, "cuda"),
+    }
+
+    def encode(runnable: Runnable) -> None:
+        runnable.run("encode", pixels)
+
+    encoded: set[str] = set()
+
+    def prompt(name: str, runnable: Runnable, inputs: tuple[np.ndarray, ...]) -> None:
+        if name not in encoded:
+            encode(runnable)
+            encoded.add(name)
+        runnable.run("prompt", *inputs)
+
+    def inputs(objects: int) -> tuple[np.ndarray, ...]:
+        points = (size * rng.random((1, objects, 1, 2))).astype(np.float32)
+        labels = np.ones((1, objects, 1), np.int64)
+        return points, labels, np.zeros((1, 1, side, side), np.float32), np.zeros(1, bool)
+
+    found = [Workload("encode", "picture", 1, {name: functools.partial(encode, one) for name, one in sides.items()})]
+    for objects in sorted({1, meta["max_objects"]}):
+        calls: dict[str, Callable[[], object]] = {
+            name: functools.partial(prompt, name, one, inputs(objects)) for name, one in sides.items()
+        }
+        found.append(Workload(f"prompt, {objects} at once", "prompt", objects, calls))
+    return found
+
+
+class Reference:
+    """transformers' `Sam2Model` with the interface of a program, moved to its device at the first call."""
+
+    def __init__(self, checkpoint: Checkpoint, device: str = "cpu"):
+        self._checkpoint, self._device = checkpoint, device
+        self._model: Any = None
+        self._features: Any = None
+
+    def _ready(self) -> Any:
+        if self._device == "cuda" and not torch.cuda.is_available():
+            raise UserError("PyTorch sees no CUDA device")
+        if self._model is None:
+            import copy
+
+            model = self._checkpoint.model
+            self._model = model if self._device == "cpu" else copy.deepcopy(model).to(self._device)
+        return self._model
+
+    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+        model = self._ready()
+        tensors = [torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for array in arrays]
+        with torch.no_grad():
+            if method == "encode":
+                self._features = model.get_image_embeddings(tensors[0])
+                return [features.cpu().numpy() for features in self._features[::-1]]
+            points, labels, mask, has_mask = tensors
+            answer = model(
+                input_points=points,
+                input_labels=labels,
+                input_masks=mask if bool(has_mask) else None,
+                image_embeddings=list(self._features),
+                multimask_output=True,
+            )
+        return [part.cpu().numpy() for part in (answer.pred_masks, answer.iou_scores, answer.object_score_logits)]

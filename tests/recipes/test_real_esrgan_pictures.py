@@ -1,0 +1,252 @@
+"""Real-ESRGAN: kinds of pictures in and out (E2).
+
+pytest tests/recipes/test_real_esrgan_pictures.py
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageCms
+from real_esrgan_support import enlarged, write_png16
+
+from recipes.real_esrgan import pictures, runner
+from recipes.recipe import UserError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "1", "RGBA", "LA"])
+@pytest.mark.parametrize("size", [(1, 1), (33, 20)])
+def test_e2_kinds_of_pictures(mode: str, size: tuple[int, int], tmp_path: Path, upscaler: runner.Upscaler) -> None:
+    rng = np.random.default_rng(2)
+    image = Image.fromarray(rng.integers(0, 256, (size[1], size[0], 4), dtype=np.uint8), "RGBA")
+    image.putalpha(Image.new("L", size, 128))
+    image = image.convert(mode) if mode in ("RGBA", "LA") else image.convert("RGB").convert(mode)
+    image.save(tmp_path / "in.png")
+    result = enlarged(upscaler, tmp_path / "in.png")
+    expected = image.convert({"P": "RGB", "1": "L"}.get(mode, mode))
+    assert result.size == (4 * size[0], 4 * size[1]) and result.mode == expected.mode
+    nearest = expected.resize(result.size, Image.Resampling.NEAREST)
+    np.testing.assert_array_equal(np.asarray(result), np.asarray(nearest))  # alpha 128 stays 128 too
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_e2_hidden_colour_never_bleeds(dtype: type, tmp_path: Path) -> None:
+    top = np.iinfo(dtype).max
+    colour = np.zeros((37, 50, 3), dtype)
+    colour[..., 0] = top  # red, hidden
+    alpha = np.zeros((37, 50, 1), dtype)
+    colour[10:20, 30:35], alpha[10:20, 30:35] = (0, top // 2, top), top
+    colour[15, 32], alpha[15, 32] = (1, 2, 3), 1  # hardly seen, and still its own
+    before = colour.copy()
+    pictures.fill_hidden(colour, alpha)
+    assert colour[alpha[..., 0] == 0][:, 0].max() <= 1 and colour[alpha[..., 0] == 0][:, 2].min() >= 0.9 * top
+    np.testing.assert_array_equal(colour[alpha[..., 0] > 0], before[alpha[..., 0] > 0])
+    colour[...], alpha[...] = top, 0
+    pictures.fill_hidden(colour, alpha)
+    assert not colour.any()
+
+
+class Blur:
+    """A program whose pixels see 9×9 others, as a network's do."""
+
+    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+        height, width = arrays[0].shape[2:]
+        padded = np.pad(arrays[0], ((0, 0), (0, 0), (4, 4), (4, 4)), mode="edge")
+        parts = [padded[:, :, y : y + height, x : x + width] for y in range(9) for x in range(9)]
+        return [np.mean(parts, 0).astype(np.float32).repeat(4, 2).repeat(4, 3)]
+
+
+@pytest.mark.parametrize("scale", [4, 3, 2])
+def test_e2_hidden_red_stays_hidden(scale: int, tmp_path: Path, upscaler: runner.Upscaler) -> None:
+    """Red under alpha 0 around blue: not through the network, not through Lanczos, not laid on white."""
+    pixels = np.zeros((40, 40, 4), np.uint8)
+    pixels[..., 0] = 255
+    pixels[12:28, 12:28] = (0, 0, 255, 255)
+    Image.fromarray(pixels, "RGBA").save(tmp_path / "in.png")
+    upscaler._program = Blur()
+    result = np.asarray(enlarged(upscaler, tmp_path / "in.png", scale=scale))
+    assert result[..., 0].max() <= 1 and result[..., 2].min() >= 254
+    assert result[20 * scale, 20 * scale, 3] == 255 and result[2 * scale, 2 * scale, 3] == 0
+    on_white = np.asarray(enlarged(upscaler, tmp_path / "in.png", "out.jpg", scale)).astype(int)
+    assert (on_white[..., 0] <= on_white[..., 1] + 8).all()  # grey or blue, never red; JPEG rounds
+
+
+def test_e2_16_bit_ramp(tmp_path: Path, upscaler: runner.Upscaler) -> None:
+    """Every step of 16 bits is another value in the result."""
+    ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256, 1)
+    write_png16(tmp_path / "in.png", ramp)
+    upscaler.file(tmp_path / "in.png", tmp_path / "out.png")
+    colour = pictures.open_picture(tmp_path / "out.png").colour
+    np.testing.assert_array_equal(colour, ramp.repeat(4, 0).repeat(4, 1))
+
+
+def png(bits: int, colour: int, row: bytes, width: int, key: bytes) -> bytes:
+    """A PNG of two equal rows with a colour that stands for nothing."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, 2, bits, colour, 0, 0, 0)
+    data = zlib.compress((b"\0" + row) * 2)
+    chunks = ((b"IHDR", head), (b"tRNS", key), (b"IDAT", data), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*item) for item in chunks)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("low", [True, False])
+def test_grey_with_a_transparent_value(bits: int, low: bool, tmp_path: Path, upscaler: runner.Upscaler) -> None:
+    top = 2**bits - 1
+    row = struct.pack(">8H", *[0, top] * 4) if bits == 16 else sum(top << bits * n for n in (0, 2, 4, 6)).to_bytes(bits)
+    (tmp_path / "in.png").write_bytes(png(bits, 0, row, 8, struct.pack(">H", 0 if low else top)))
+    picture = pictures.open_picture(tmp_path / "in.png")
+    most = 65535 if bits == 16 else 255
+    assert picture.alpha is not None and picture.limit == most
+    assert picture.alpha[0, :2, 0].tolist() == ([0, most] if low else [most, 0])
+    assert (picture.colour == (most if low else 0)).all()  # where hidden, what is beside it
+    upscaler.file(tmp_path / "in.png", tmp_path / "out.png")
+    with Image.open(tmp_path / "out.png") as image:
+        assert image.size == (32, 8)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_transparent_colour(bits: int, tmp_path: Path) -> None:
+    """Compared in all bits: two reds apart in the low byte only are not the same colour."""
+    row = np.array([[10, 20, 30], [10, 20, 31], [10 + 256 * (bits == 16), 20, 30]], f">u{bits // 8}")
+    (tmp_path / "in.png").write_bytes(png(bits, 2, row.tobytes(), 3, struct.pack(">3H", 10, 20, 30)))
+    picture = pictures.open_picture(tmp_path / "in.png")
+    assert picture.alpha is not None and picture.alpha[0, :, 0].tolist() == (
+        [0, 255, 0] if bits == 8 else [0, 65535, 65535]
+    )
+    assert picture.colour[0, 1].tolist() == [10, 20, 31]
+
+
+def test_palette_with_transparency(tmp_path: Path, upscaler: runner.Upscaler) -> None:
+    image = Image.new("P", (8, 8), 1)
+    image.putpalette([255, 0, 0, 0, 0, 255])
+    image.paste(0, (0, 0, 4, 8))
+    image.save(tmp_path / "in.png", transparency=0)
+    result = np.asarray(enlarged(upscaler, tmp_path / "in.png"))
+    assert result.shape == (32, 32, 4) and (result[..., :3] == (0, 0, 255)).all()  # no red anywhere
+    assert (result[:, :8, 3] < 32).all() and (result[:, -8:, 3] > 223).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_e2_16_bits_are_kept(channels: int, tmp_path: Path, upscaler: runner.Upscaler) -> None:
+    ramp = np.arange(40 * 50 * channels, dtype=np.uint16).reshape(40, 50, channels) * 5 + 7
+    write_png16(tmp_path / "in.png", ramp)
+    if channels == 1:  # of Pillow, which reads this kind whole
+        np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "in.png")), ramp[..., 0])
+    upscaler.file(tmp_path / "in.png", tmp_path / "out.png")
+    picture = pictures.open_picture(tmp_path / "out.png")
+    expected = ramp.repeat(4, 0).repeat(4, 1)
+    assert picture.colour.dtype == np.uint16
+    colours = min(channels, 3)
+    np.testing.assert_array_equal(picture.colour, expected[..., :colours])
+    if picture.alpha is not None:
+        assert abs(picture.alpha.astype(int) - expected[..., 3:]).max() < 5 * channels * 50  # within a row's step
+
+
+def test_16_bits_into_jpeg_says_so(
+    tmp_path: Path, upscaler: runner.Upscaler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_png16(tmp_path / "in.png", np.full((8, 8, 3), 0x8080, np.uint16))
+    result = enlarged(upscaler, tmp_path / "in.png", "out.jpg")
+    assert "become 8" in capsys.readouterr().err and result.getpixel((5, 5)) == (128, 128, 128)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("deep", [False, True])
+def test_e2_exif_orientation(orientation: int, deep: bool, tmp_path: Path, upscaler: runner.Upscaler) -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+    path = tmp_path / "in.png"
+    if deep:
+        write_png16(path, pixels.astype(np.uint16) * 257)
+        exif = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01" + struct.pack(">HHI", orientation, 0, 0)
+        chunk = struct.pack(">I", len(exif)) + b"eXIf" + exif + struct.pack(">I", zlib.crc32(b"eXIf" + exif))
+        data = path.read_bytes()
+        path.write_bytes(data[:33] + chunk + data[33:])
+    else:
+        exif_data = Image.Exif()
+        exif_data[0x0112] = orientation
+        Image.fromarray(pixels).save(path, exif=exif_data)
+    upright = {
+        1: pixels, 2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 4: pixels[::-1],
+        5: pixels.transpose(1, 0, 2), 6: pixels.transpose(1, 0, 2)[:, ::-1],
+        7: pixels.transpose(1, 0, 2)[::-1, ::-1], 8: pixels.transpose(1, 0, 2)[::-1],
+    }[orientation]  # fmt: skip
+    picture = pictures.open_picture(path)
+    np.testing.assert_array_equal(picture.colour, upright.astype(picture.colour.dtype) * (257 if deep else 1))
+
+
+@pytest.mark.parametrize("name", ["out.png", "out.jpg", "out.webp"])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+def test_endings_and_profiles(name: str, mode: str, tmp_path: Path, upscaler: runner.Upscaler) -> None:
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    image = Image.new("RGBA", (20, 17), (200, 100, 50, 128)).convert(mode)
+    image.save(tmp_path / "in.png", icc_profile=profile)
+    result = enlarged(upscaler, tmp_path / "in.png", name)
+    assert result.size == (80, 68) and result.info["icc_profile"] == profile
+    expected = np.asarray(image)[0, 0]
+    if mode == "RGBA" and name == "out.jpg":
+        expected = (expected[:3] * 128.0 + 255 * 127) / 255  # on white
+    got = np.asarray(result).reshape(68, 80, -1)[30, 30]
+    if mode == "L" and name == "out.webp":
+        expected = np.full(3, expected)
+    assert abs(got - np.asarray(expected, float)).max() <= 3
+
+
+def test_cmyk(tmp_path: Path, upscaler: runner.Upscaler) -> None:
+    Image.new("CMYK", (9, 9), (0, 255, 255, 0)).save(tmp_path / "in.jpg")
+    red = enlarged(upscaler, tmp_path / "in.jpg").getpixel((10, 10))
+    assert red[0] > 200 and red[1] < 60 and red[2] < 60
+
+
+@pytest.mark.parametrize("scale", [2, 3, 4])
+def test_scale_is_the_whole_enlargement_then_lanczos(scale: int, tmp_path: Path, upscaler: runner.Upscaler) -> None:
+    image = Image.fromarray(np.random.default_rng(4).integers(0, 256, (37, 41, 3), dtype=np.uint8))
+    image.save(tmp_path / "in.png")
+    result = enlarged(upscaler, tmp_path / "in.png", scale=scale)
+    size = (41 * scale, 37 * scale)
+    planes = [
+        # As float: in 8 bits, Pillow rounds and clips between its two passes.
+        Image.fromarray(np.asarray(plane, np.float32).repeat(4, 0).repeat(4, 1)).resize(size, Image.Resampling.LANCZOS)
+        for plane in image.split()
+    ]
+    expected = np.clip(np.rint(np.stack([np.asarray(plane) for plane in planes], 2)), 0, 255)
+    assert result.size == size and abs(np.asarray(result, float) - expected).max() <= 1
+    assert np.mean(np.asarray(result) == expected) > 0.999
+    with pytest.raises(UserError, match="choose one of 2, 3, 4"):
+        upscaler.scale_of(5)
+
+
+def test_outputs_that_cannot_be(tmp_path: Path, upscaler: runner.Upscaler) -> None:
+    Image.new("L", (4200, 4)).save(tmp_path / "in.png")
+    for name, reason in (("out.webp", "16383"), ("out.gif", "ending"), ("missing/out.png", "does not exist")):
+        with pytest.raises(UserError, match=reason):
+            upscaler.file(tmp_path / "in.png", tmp_path / name)
+    for name, data in (("text.png", b"no picture"), ("cut.png", (tmp_path / "in.png").read_bytes()[:60])):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(UserError, match=name):
+            upscaler.file(tmp_path / name, tmp_path / "out.png")
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_a_broken_file_does_not_stop_a_folder(
+    tmp_path: Path, upscaler: runner.Upscaler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = tmp_path / "photos", tmp_path / "large"
+    source.mkdir()
+    for name in ("a.png", "b.jpg", "b.png"):
+        Image.new("RGB", (5, 4), (9, 9, 9)).save(source / name)
+    (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n....")
+    (source / "notes.txt").write_text("no picture")
+    done, failed = upscaler.folder(source, output)
+    assert len(done) == 3 and failed == 1
+    assert sorted(path.name for path in output.iterdir()) == ["a.png", "b.jpg.png", "b.png.png"]
+    assert "broken.png" in capsys.readouterr().err
