@@ -30,13 +30,14 @@ class Mode:
     dynamic: bool
 
 
-# Linear layers by mode; embeddings take the modes that are not dynamic.
+# Of linear layers.
 MODES: Mapping[str, Mode] = {
     "4w": Mode(4, False),
     "8w": Mode(8, False),
     "8da4w": Mode(4, True),
     "8da8w": Mode(8, True),
 }
+EMBEDDING_MODES = tuple(name for name, mode in MODES.items() if not mode.dynamic)  # a table has no activations
 RANGES: Mapping[int, tuple[int, int]] = {4: (-8, 7), 8: (-128, 127)}
 
 
@@ -60,10 +61,15 @@ def group_refusal(depth: int, bits: int, group: int) -> str | None:
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
-    """int8 codes [N, K] as int32 words [N, row_words]. Raises `ValueError` for a code that does not fit."""
+    """int8 or uint8 codes [N, K] as int32 words [N, row_words]. Raises `ValueError` for a code that does not fit.
+
+    Of uint8 codes, `unsigned_offset` is subtracted first: the zero points must follow.
+    """
     low, high = RANGES[bits]
-    if codes.dtype != np.int8 or codes.ndim != 2:
-        raise ValueError(f"codes are {codes.dtype} of rank {codes.ndim}, expected int8 of rank 2")
+    if codes.dtype not in (np.int8, np.uint8) or codes.ndim != 2:
+        raise ValueError(f"codes are {codes.dtype} of rank {codes.ndim}, expected int8 or uint8 of rank 2")
+    if codes.dtype == np.uint8:
+        codes = codes.astype(np.int16) - unsigned_offset(bits)
     if codes.size and not (low <= codes.min() and codes.max() <= high):
         raise ValueError(f"codes run from {codes.min()} to {codes.max()}, {bits} bits hold {low} to {high}")
     rows, depth = codes.shape
@@ -74,6 +80,20 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
         halves = (padded + 8).astype(np.uint8).reshape(rows, -1, 2, 4)
         padded = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(rows, -1)
     return np.ascontiguousarray(padded).view("<i4").reshape(rows, words)
+
+
+def unpack(words: np.ndarray, bits: int, depth: int) -> np.ndarray:
+    """int8 codes [N, depth] of the int32 words that `pack` made."""
+    packed = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 4:
+        quads = packed.reshape(len(words), -1, 1, 4)
+        packed = np.concatenate([quads & 15, quads >> 4], 2).reshape(len(words), -1) - np.uint8(8)
+    return packed.view(np.int8)[:, :depth]
+
+
+def unsigned_offset(bits: int) -> int:
+    """How far codes from 0 up are above those of `RANGES`."""
+    return -RANGES[bits][0]
 
 
 def packed_key(source: str, bits: int) -> str:

@@ -21,6 +21,7 @@ BackendOption = Annotated[str, typer.Option("--backend", "-b", help="webgpu, xnn
 WeightsOption = Annotated[str, typer.Option("--weights", help="auto, synthetic, tiny, a path or a hub id.")]
 DtypeOption = Annotated[str, typer.Option("--dtype", help="fp32 or fp16.")]
 QlinearOption = Annotated[str, typer.Option("--qlinear", help="Quantization mode; `zoo list` names them.")]
+QembeddingOption = Annotated[str, typer.Option("--qembedding", help="The same for embedding tables.")]
 RuntimeOption = Annotated[str, typer.Option("--runtime", help="executorch, or direct: without torch and ExecuTorch.")]
 PteOption = Annotated[Path | None, typer.Option("--pte", help="Use this exported file instead of exporting.")]
 
@@ -33,6 +34,7 @@ def opened(
     weights: str,
     dtype: str,
     qlinear: str = FULL_PRECISION,
+    qembedding: str = FULL_PRECISION,
     options: Mapping[str, str] | None = None,
     runtime: str = "executorch",
     pte: Path | None = None,
@@ -46,7 +48,9 @@ def opened(
     from zoo.targets import check_target
 
     check_target(backend, to_run=True)
-    request = make_request(recipe, backend, weights=weights, dtype=dtype, qlinear=qlinear, options=options)
+    request = make_request(
+        recipe, backend, weights=weights, dtype=dtype, qlinear=qlinear, qembedding=qembedding, options=options
+    )
     path = ensure_exported(recipe, request, pte)
     with Program.load(path, runtime) as program:
         yield program, path

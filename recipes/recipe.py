@@ -85,6 +85,7 @@ class ExportRequest:
     weights: str = "auto"  # auto | synthetic | tiny | a local path | a hub id
     dtype: str = "fp32"
     qlinear: str = FULL_PRECISION
+    qembedding: str = FULL_PRECISION
     options: tuple[tuple[str, str], ...] = ()  # of `Recipe.options`, those that are not the default, sorted
 
     def option(self, name: str, default: Any) -> Any:
@@ -157,6 +158,8 @@ class Recipe:
     sample_arguments                              arguments of `zoo run <name>` used by `make <name>-<backend>`;
                                                   `{out}` in them stands for `out/<name>/<name>-<backend>`
     full_delegation                               backends on which export fails when a node stays outside a delegate
+    embeddings                                    modes that embedding tables can be stored in, by backend, as
+                                                  `quantization` says it of linears
     options                                       export options of this model alone: name -> choices, default first
     identity(weights) -> str                      what a weights argument stands for at this moment, when that is more
                                                   than files and a hub revision (`zoo.artifact.weights_identity`)
@@ -176,13 +179,18 @@ class Recipe:
     run: Callable[..., None]
     sample_arguments: tuple[str, ...] = ()
     full_delegation: tuple[str, ...] = ("webgpu",)
+    embeddings: Mapping[str, tuple[QuantMode, ...]] = field(default_factory=dict)
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     identity: Callable[[str], str] | None = None
     workloads: Callable[..., list[Workload]] | None = None
 
     def modes(self, backend: str) -> tuple[str, ...]:
-        """Quantization modes declared for `backend`, full precision first."""
+        """Quantization modes of linears declared for `backend`, full precision first."""
         return (FULL_PRECISION, *(mode.name for mode in self.quantization.get(backend, ())))
+
+    def embedding_modes(self, backend: str) -> tuple[str, ...]:
+        """The same of embeddings."""
+        return (FULL_PRECISION, *(mode.name for mode in self.embeddings.get(backend, ())))
 
 
 def names() -> tuple[str, ...]:

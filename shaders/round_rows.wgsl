@@ -1,17 +1,20 @@
 // Rows rounded to the 256 values that an 8-bit code, a scale and a zero point of the row's own can give.
 //
 // reads   x    [rows, depth] by row-major index
+//         bottom, top  with `given`: one number each, the least and the greatest value of all of x
 // writes  out  [rows, depth]: (code - zero) * scale
-// params  depth > 0, eps: the least scale, a normal number
-// groups  rows
+// params  depth > 0, eps: the least scale, a normal number; with `given`, count: elements of x
+// groups  rows; with `given`, pieces of depth elements, the last of which may be shorter
 //
 // Bit for bit what torchao's choose_qparams_affine (asymmetric, -128 … 127), quantize_affine and dequantize_affine give in
 // eager mode: a code that differs by one where two are equally near would be an error of a whole step. So quotients are
 // rounded correctly, which the division of WGSL is not, and with `half` each step is rounded to f16 as there. A row with
 // infinities or NaN becomes NaN.
 
+{% if not given %}
 var<workgroup> least: array<f32, {{ workgroup }}>;
 var<workgroup> most: array<f32, {{ workgroup }}>;
+{% endif %}
 
 fn step_of(v: f32) -> f32 { return {{ "to_half(v)" if half else "v" }}; }
 
@@ -39,10 +42,19 @@ fn quotient(a: f32, b: f32) -> f32 {
 
 {{ entry(workgroup) }}
   let base = group * p.depth;
+{% if given %}
+  let depth = min(p.depth, p.count - base);
+  var low = load_bottom(0u);
+  var high = load_top(0u);
+  let bad = is_nan(low) || is_nan(high) || is_inf(low) || is_inf(high);
+  low = select(min(low, 0.0), -inf(), bad);
+  high = select(max(high, 0.0), inf(), bad);
+{% else %}
+  let depth = p.depth;
   var low = 0.0; // zero is always among the values
   var high = 0.0;
   var bad = false;
-  for (var k = lid; k < p.depth; k += {{ workgroup }}u) {
+  for (var k = lid; k < depth; k += {{ workgroup }}u) {
     let v = load_x(base + k);
     bad = bad || is_nan(v) || is_inf(v);
     low = min(low, v);
@@ -60,15 +72,16 @@ fn quotient(a: f32, b: f32) -> f32 {
   }
   low = least[0];
   high = most[0];
+{% endif %}
   let span = step_of(high - low);
   if (is_inf(span) || is_nan(span)) {
-    for (var k = lid; k < p.depth; k += {{ workgroup }}u) { store(base + k, nan()); }
+    for (var k = lid; k < depth; k += {{ workgroup }}u) { store(base + k, nan()); }
     return;
   }
   let scale = max(step_of(quotient(span, 255.0)), p.eps);
   let zero = clamp(round(step_of(quotient(abs(low), scale))) - 128.0, -128.0, 127.0);
   let inverse = step_of(quotient(1.0, scale));
-  for (var k = lid; k < p.depth; k += {{ workgroup }}u) {
+  for (var k = lid; k < depth; k += {{ workgroup }}u) {
     let code = clamp(round(step_of(load_x(base + k) * inverse)) + zero, -128.0, 127.0);
     store(base + k, step_of((code - zero) * scale));
   }

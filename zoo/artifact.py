@@ -35,10 +35,15 @@ def assets_of(pte: Path) -> Path:
 
 
 def default_path(recipe: Recipe, request: ExportRequest) -> Path:
-    """`out/<model>/<model>-<backend>-<dtype>[-<qlinear>][-<option>=<value>…][-<weights>].pte` in the current folder."""
+    """`out/<model>/<model>-<backend>-<dtype>[-<qlinear>][-<option>=<value>…][-<weights>].pte`, in the current folder.
+
+    The mode of the embeddings comes among the options, as `embedding=<mode>`.
+    """
     parts = [recipe.name, request.backend, request.dtype]
     if request.qlinear != FULL_PRECISION:
         parts.append(request.qlinear)
+    if request.qembedding != FULL_PRECISION:
+        parts.append(f"embedding={request.qembedding}")
     parts += [f"{name}={value}" for name, value in request.options]
     if request.weights in ("synthetic", "tiny"):
         parts.append(request.weights)
@@ -98,6 +103,7 @@ def key(recipe: Recipe, request: ExportRequest) -> dict[str, Any]:
         "backend": request.backend,
         "dtype": request.dtype,
         "qlinear": request.qlinear,
+        **({"qembedding": request.qembedding} if request.qembedding != FULL_PRECISION else {}),
         **({"options": dict(request.options)} if request.options else {}),
         "weights": request.weights,
         "weights_id": weights_identity(recipe, request.weights),

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from backend.runtime.errors import DeviceError
 from recipes import recipe as registry
-from recipes.recipe import FULL_PRECISION, Recipe, UserError
+from recipes.recipe import FULL_PRECISION, ExportRequest, Recipe, UserError
 from zoo import __version__
 from zoo.console import ReaderClosed, own_stdout, quiet_libraries, say, table
 from zoo.targets import TARGETS, check_target
@@ -38,6 +38,13 @@ Weights = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="Precision of weights and activations.")]
 Qlinear = Annotated[str, typer.Option(help="Quantization mode of linear layers; `zoo list` names them.")]
+Qembedding = Annotated[str, typer.Option(help="Quantization mode of embedding tables; `zoo list` names them.")]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="An option of this model alone, NAME=VALUE; may be given more than once.", metavar="NAME=VALUE"
+    ),
+]
 Pte = Annotated[Path | None, typer.Option(help="Use this exported file instead of exporting.")]
 Runtime = Annotated[str, typer.Option(help="executorch, or direct: without torch and ExecuTorch.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -112,19 +119,28 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
-    """Models, their methods, and the quantization modes of each on each backend."""
+    """Models, their methods and options, and the quantization modes of each on each backend."""
     from zoo.quantize import available
 
     recipes = [registry.load(name) for name in registry.names()]
     if not as_json:
         rows = [
-            (recipe.name, backend, ", ".join(available(recipe, backend)), _unavailable(recipe, backend), target.summary)
+            (
+                recipe.name,
+                backend,
+                ", ".join(available(recipe, backend)),
+                ", ".join(available(recipe, backend, "embedding")),
+                _unavailable(recipe, backend),
+                target.summary,
+            )
             for recipe in recipes
             for backend, target in TARGETS.items()
         ]
         for recipe in recipes:
             typer.echo(f"{recipe.name}: {recipe.summary} ({recipe.checkpoint}); methods: {', '.join(recipe.methods)}")
-        table(("model", "backend", "modes", "declared, no kernel", ""), rows)
+            for name, choices in recipe.options.items():
+                typer.echo(f"    --set {name}={'|'.join(choices)}")
+        table(("model", "backend", "--qlinear", "--qembedding", "declared, no kernel", ""), rows)
         return
     with own_stdout() as stdout:
         stdout.write_json({"models": [_describe(recipe) for recipe in recipes]})
@@ -145,15 +161,29 @@ def _describe(recipe: Recipe) -> dict[str, Any]:
         "checkpoint": recipe.checkpoint,
         "methods": list(recipe.methods),
         "dtypes": list(recipe.dtypes),
+        "options": {name: list(choices) for name, choices in recipe.options.items()},
         "backends": {
             backend: {
                 "runs": target.runs,
                 "modes": list(recipe.modes(backend)),
                 "available": list(available(recipe, backend)),
+                "embedding_modes": list(recipe.embedding_modes(backend)),
+                "embedding_available": list(available(recipe, backend, "embedding")),
             }
             for backend, target in TARGETS.items()
         },
     }
+
+
+def _request(
+    recipe: Recipe, backend: str, weights: str, dtype: str, qlinear: str, qembedding: str, settings: list[str] | None
+) -> ExportRequest:
+    from zoo.export import make_request, parse_options
+
+    options = parse_options(settings or ())
+    return make_request(
+        recipe, backend, weights=weights, dtype=dtype, qlinear=qlinear, qembedding=qembedding, options=options
+    )
 
 
 @app.command()
@@ -163,6 +193,8 @@ def export(
     weights: Weights = "auto",
     dtype: Dtype = "fp32",
     qlinear: Qlinear = FULL_PRECISION,
+    qembedding: Qembedding = FULL_PRECISION,
+    settings: Setting = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The .pte to write; default: out/MODEL/….pte")
     ] = None,
@@ -170,11 +202,11 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a model to one .pte, with what its runner needs in a folder beside it."""
-    from zoo.export import NotDelegated, make_request, print_refusals
+    from zoo.export import NotDelegated, print_refusals
     from zoo.export import export as run_export
 
     recipe = registry.load(model)
-    request = make_request(recipe, backend, weights=weights, dtype=dtype, qlinear=qlinear)
+    request = _request(recipe, backend, weights, dtype, qlinear, qembedding, settings)
     with own_stdout() as stdout:
         try:
             report = run_export(recipe, request, output)
@@ -202,16 +234,23 @@ def check(
     weights: Weights = "auto",
     dtype: Dtype = "fp32",
     qlinear: Qlinear = FULL_PRECISION,
+    qembedding: Qembedding = FULL_PRECISION,
+    settings: Setting = None,
     pte: Pte = None,
     runtime: Runtime = "executorch",
+    bisected: Annotated[
+        bool, typer.Option("--bisect", help="Find the first operator that goes wrong, and write a case of it (WebGPU).")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compare every method and the end-to-end output with float64 eager PyTorch; exit code 1 when out of bounds."""
     from zoo.check import check as run_check
-    from zoo.export import make_request
 
     recipe = registry.load(model)
-    request = make_request(recipe, backend, weights=weights, dtype=dtype, qlinear=qlinear)
+    request = _request(recipe, backend, weights, dtype, qlinear, qembedding, settings)
+    if bisected:
+        _bisect(recipe, request, pte, as_json)
+        return
     with own_stdout() as stdout:
         report = run_check(recipe, request, pte=pte, runtime=runtime)
         if as_json:
@@ -227,6 +266,26 @@ def check(
         raise typer.Exit(1)
 
 
+def _bisect(recipe: Recipe, request: ExportRequest, pte: Path | None, as_json: bool) -> None:
+    from zoo.bisect import bisect
+
+    with own_stdout() as stdout:
+        findings = bisect(recipe, request, pte=pte, folder=Path("out") / recipe.name / "bisect")
+        if as_json:
+            stdout.write_json({"model": recipe.name, "findings": [finding.json() for finding in findings]})
+    for finding in findings if not as_json else []:
+        first = finding.first
+        if first is None:
+            worst = max((row.error for row in finding.rows), default=0.0)
+            typer.echo(f"{finding.method}: {len(finding.rows)} operators right, the worst off by {worst:.2g}")
+            continue
+        how = "where kernels are fused" if finding.fused else "by itself"
+        typer.echo(f"{finding.method}: {first.op} {first.shapes} is off by {first.error:.2g} {how}")
+        typer.echo(f"  alone: {finding.reproducer / 'run.py' if finding.reproducer else 'too large to write'}")
+    if any(finding.first for finding in findings):
+        raise typer.Exit(1)
+
+
 def _verdict(row: Outcome) -> str:
     return row.problem or ("passed" if row.passed else "FAILED")
 
@@ -237,16 +296,17 @@ def plan(
     weights: Weights = "auto",
     dtype: Dtype = "fp32",
     qlinear: Qlinear = FULL_PRECISION,
+    qembedding: Qembedding = FULL_PRECISION,
+    settings: Setting = None,
     pte: Pte = None,
     as_json: Json = False,
 ) -> None:
     """Per method: dispatches, the kernels chosen, and buffer memory on this adapter (WebGPU)."""
-    from zoo.export import make_request
     from zoo.plan import as_json as plan_json
     from zoo.plan import plan as run_plan
 
     recipe = registry.load(model)
-    request = make_request(recipe, "webgpu", weights=weights, dtype=dtype, qlinear=qlinear)
+    request = _request(recipe, "webgpu", weights, dtype, qlinear, qembedding, settings)
     with own_stdout() as stdout:
         plans = run_plan(recipe, request, pte=pte)
         if as_json:
@@ -268,6 +328,8 @@ def bench(
     weights: Weights = "auto",
     dtype: Dtype = "fp32",
     qlinear: Qlinear = FULL_PRECISION,
+    qembedding: Qembedding = FULL_PRECISION,
+    settings: Setting = None,
     runs: Annotated[int, typer.Option(help="Timed calls of each method.")] = 20,
     runtime: Runtime = "executorch",
     traced: Annotated[bool, typer.Option("--trace", help="GPU time of every kernel instead (WebGPU).")] = False,
@@ -281,18 +343,18 @@ def bench(
     """Time the work of a model on each backend and beside other implementations, or single kernels."""
     from zoo.bench import COLUMNS, rows, trace, trace_rows
     from zoo.bench import bench as run_bench
-    from zoo.export import make_request
 
     if model == "kernels":
         _bench_kernels(runs, only, as_json)
         return
     recipe = registry.load(model)
     requests = [
-        make_request(recipe, name, weights=weights, dtype=dtype, qlinear=qlinear) for name in backend or ["webgpu"]
+        _request(recipe, name, weights, dtype, qlinear, qembedding, settings)
+        for name in (["webgpu"] if traced else backend or ["webgpu"])
     ]
     with own_stdout() as stdout:
         if traced:
-            report = trace(recipe, make_request(recipe, "webgpu", weights=weights, dtype=dtype, qlinear=qlinear))
+            report = trace(recipe, requests[0])
         else:
             others = None if against is None else [side for side in against if side != "none"]
             report = run_bench(recipe, requests, runs=runs, runtime=runtime, against=others, memory=memory)

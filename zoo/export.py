@@ -1,7 +1,7 @@
 """From a recipe to a `.pte`: build, quantize, export, lower, serialize, and count what was delegated.
 
     1. recipe.build(request)           checkpoint → methods
-    2. zoo.quantize.apply              linears → torchao tensors, when a mode was asked for
+    2. zoo.quantize.apply_request      linears and embeddings → torchao tensors, when a mode was asked for
     3. torch.export.export             each method → ATen graph
     4. to_edge_transform_and_lower     every method at once → edge graphs with delegates (zoo.targets)
     5. count                           partitions, nodes left outside, reasons
@@ -63,6 +63,7 @@ class ExportReport:
     methods: dict[str, MethodReport]
     refusals: list[Refusal] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)  # linears in full precision under a mode, and why
+    qembedding: str = FULL_PRECISION
     bytes_before: int | None = None  # of the same program without its mode: the size less what quantization saved
 
     def json(self) -> dict[str, Any]:
@@ -71,6 +72,7 @@ class ExportReport:
             "backend": self.backend,
             "dtype": self.dtype,
             "qlinear": self.qlinear,
+            **({} if self.qembedding == FULL_PRECISION else {"qembedding": self.qembedding}),
             "path": str(self.path),
             "bytes": self.bytes,
             **({} if self.bytes_before is None else {"bytes_before": self.bytes_before}),
@@ -93,6 +95,7 @@ def make_request(
     weights: str = "auto",
     dtype: str = "fp32",
     qlinear: str = FULL_PRECISION,
+    qembedding: str = FULL_PRECISION,
     options: Mapping[str, str] | None = None,
 ) -> ExportRequest:
     """The request, checked against the recipe's tables. Raises `UserError` that names what can be chosen."""
@@ -102,8 +105,22 @@ def make_request(
     if not weights.strip():
         raise UserError("--weights is empty: give auto, synthetic, tiny, a path or a hub id")
     quantize.check_mode(recipe, backend, qlinear)
+    quantize.check_mode(recipe, backend, qembedding, "embedding")
     chosen = _options(recipe, options or {})
-    return ExportRequest(backend, weights, dtype, qlinear, chosen)  # type: ignore[arg-type]
+    return ExportRequest(backend, weights, dtype, qlinear, qembedding, chosen)  # type: ignore[arg-type]
+
+
+def parse_options(settings: Iterable[str]) -> dict[str, str]:
+    """`NAME=VALUE` strings as a dict. Raises `UserError` for another form and for a name that is given twice."""
+    parsed: dict[str, str] = {}
+    for setting in settings:
+        name, equals, value = (part.strip() for part in setting.partition("="))
+        if not (name and equals and value):
+            raise UserError(f"--set {setting!r}: give NAME=VALUE")
+        if name in parsed:
+            raise UserError(f"--set gives {name} twice: {parsed[name]} and {value}")
+        parsed[name] = value
+    return parsed
 
 
 def _options(recipe: Recipe, options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -175,6 +192,7 @@ def _export(recipe: Recipe, request: ExportRequest, path: Path) -> ExportReport:
         methods,
         refusals,
         quantized.kept,
+        request.qembedding,
         size + quantized.saved if quantized.changed else None,
     )
 
@@ -208,11 +226,12 @@ def _prepare_modules(recipe: Recipe, request: ExportRequest, methods: dict[str, 
         method.module.eval().requires_grad_(False)
     if request.dtype == "fp16":
         _halve(methods)
-    if request.qlinear == FULL_PRECISION:
+    asked = {"linears": request.qlinear, "embeddings": request.qembedding}
+    told = [f"{what} ({quantize.MODES[mode].what})" for what, mode in asked.items() if mode != FULL_PRECISION]
+    if not told:
         return quantize.Quantized()
-    declared = next(mode for mode in recipe.quantization[request.backend] if mode.name == request.qlinear)
-    with step(f"{recipe.name}: quantizing linears ({quantize.MODES[request.qlinear].what})"):
-        return quantize.apply(methods, request.qlinear, declared)
+    with step(f"{recipe.name}: quantizing {', '.join(told)}"):
+        return quantize.apply_request(recipe, request, methods)
 
 
 def _halve(methods: dict[str, Method]) -> None:

@@ -1,23 +1,22 @@
-"""Quantization modes of linear layers: the one table that says what each mode is and where it has kernels.
+"""Quantization modes of linear layers and embeddings: what each mode is and where it has kernels.
 
-A recipe opts in by name (`Recipe.quantization`) and says which modules stay in full precision and why. Adding a
-mode is one row in `MODES`; which backends run it is one entry in `KERNELS` (the GPU backend keeps its own list).
+A recipe opts in by name (`Recipe.quantization`, `Recipe.embeddings`) and says which modules stay in full precision and
+why. Adding a mode is one row in `MODES`; which backends run it is one entry in `KERNELS` (the GPU backend keeps its own
+list).
 Nothing here imports torch until a mode is applied: `zoo list` reads the table without it.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from recipes.recipe import FULL_PRECISION, Method, QuantMode, Recipe, UserError
-
-if TYPE_CHECKING:
-    import torch
+from recipes.recipe import FULL_PRECISION, ExportRequest, Method, QuantMode, Recipe, UserError
 
 
 @dataclass(frozen=True)
@@ -49,46 +48,54 @@ KERNELS: Mapping[str, frozenset[str]] = {
     "cuda": frozenset({"4w", "8w"}),
     "mlx": frozenset({"4w", "8w"}),
 }
+# The same of embeddings; what is not named has none.
+EMBEDDING_KERNELS: Mapping[str, frozenset[str]] = {"mlx": frozenset({"4w", "8w"})}
+
+Kind = Literal["linear", "embedding"]
 
 
-def kernels(backend: str) -> frozenset[str]:
+def kernels(backend: str, kind: Kind = "linear") -> frozenset[str]:
     """The modes that `backend` has kernels for."""
     if backend != "webgpu":
-        return KERNELS[backend]
+        return KERNELS[backend] if kind == "linear" else EMBEDDING_KERNELS.get(backend, frozenset())
     # `find_spec`, not `except ImportError`: a module that is there and broken must say so.
     if importlib.util.find_spec("backend.quantization") is None:
         return frozenset()
-    return frozenset(importlib.import_module("backend.quantization").MODES)
+    own = importlib.import_module("backend.quantization")
+    return frozenset(own.MODES if kind == "linear" else own.EMBEDDING_MODES)
 
 
-def available(recipe: Recipe, backend: str) -> tuple[str, ...]:
+def available(recipe: Recipe, backend: str, kind: Kind = "linear") -> tuple[str, ...]:
     """The modes of `recipe` that run on `backend`, full precision first."""
-    have = kernels(backend)
-    return tuple(mode for mode in recipe.modes(backend) if mode == FULL_PRECISION or mode in have)
+    have = kernels(backend, kind)
+    return tuple(mode for mode in _declared(recipe, backend, kind) if mode == FULL_PRECISION or mode in have)
 
 
-def check_mode(recipe: Recipe, backend: str, mode: str) -> None:
+def _declared(recipe: Recipe, backend: str, kind: Kind) -> tuple[str, ...]:
+    return recipe.modes(backend) if kind == "linear" else recipe.embedding_modes(backend)
+
+
+def check_mode(recipe: Recipe, backend: str, mode: str, kind: Kind = "linear") -> None:
     """Raises `UserError`, naming the modes that work, for a mode that `recipe` cannot use on `backend`."""
-    works = available(recipe, backend)
+    works = available(recipe, backend, kind)
     if mode in works:
         return
+    what = "quantization mode" if kind == "linear" else "quantization mode of embeddings"
     offer = f"modes that work there: {', '.join(works)}"
     if mode not in MODES:
-        raise UserError(f"unknown quantization mode {mode!r} for {recipe.name} on {backend}; {offer}")
-    if mode not in recipe.modes(backend):
-        raise UserError(f"quantization mode {mode!r} is not declared for {recipe.name} on {backend}; {offer}")
+        raise UserError(f"unknown {what} {mode!r} for {recipe.name} on {backend}; {offer}")
+    if mode not in _declared(recipe, backend, kind):
+        raise UserError(f"{what} {mode!r} is not declared for {recipe.name} on {backend}; {offer}")
     raise UserError(
-        f"quantization mode {mode!r} is declared for {recipe.name} on {backend}, but {backend} has no kernel for it; "
-        f"{offer}"
+        f"{what} {mode!r} is declared for {recipe.name} on {backend}, but {backend} has no kernel for it; {offer}"
     )
 
 
 @dataclass
 class Quantized:
-    """What a mode did: names of the linears it changed, and why each other one was kept.
+    """What modes did: names of the modules they changed, and why each other one was kept.
 
-    `saved`: bytes of the changed weights in full precision, less what their codes (in as many bits as the mode says)
-    and scales take.
+    `saved`: bytes that the program is smaller than without the modes (`stored_bytes` before and after).
     """
 
     changed: list[str] = field(default_factory=list)
@@ -96,16 +103,54 @@ class Quantized:
     saved: int = 0
 
 
-def apply(methods: Mapping[str, Method], mode: str, declared: QuantMode) -> Quantized:
-    """Quantizes the linears of all `methods` in place, once each where methods share a module.
+def apply_request(recipe: Recipe, request: ExportRequest, methods: Mapping[str, Method]) -> Quantized:
+    """Quantizes `methods` in place as `request`, which `check_mode` passed, asks for linears and embeddings."""
+    before = stored_bytes(methods)
+    done = Quantized()
+    asked: tuple[tuple[Kind, str, Mapping[str, tuple[QuantMode, ...]]], ...] = (
+        ("linear", request.qlinear, recipe.quantization),
+        ("embedding", request.qembedding, recipe.embeddings),
+    )
+    for kind, mode, table in asked:
+        if mode == FULL_PRECISION:
+            continue
+        declared = next(declared for declared in table[request.backend] if declared.name == mode)
+        part = apply(methods, mode, declared, kind)
+        done.changed += part.changed
+        done.kept |= part.kept
+    done.saved = before - stored_bytes(methods)
+    return done
+
+
+def stored_bytes(methods: Mapping[str, Method]) -> int:
+    """Bytes of all weights as a program stores them: equal ones once, codes in as many bits as their mode says."""
+    from torchao.utils import TorchAOBaseTensor
+
+    stored: dict[Any, int] = {}
+    for method in methods.values():
+        for tensor in (*method.module.parameters(), *method.module.buffers()):
+            if not isinstance(tensor, TorchAOBaseTensor):
+                stored[tensor.data_ptr(), tensor.dtype, tensor.shape] = tensor.nbytes
+                continue
+            # By content, as export does: a table and a head that were one weight have equal codes.
+            codes: Any = tensor
+            bits = int(str(codes.target_dtype).removeprefix("torch.int"))
+            content = hashlib.blake2b(codes.qdata.contiguous().numpy()).digest()
+            stored[content, bits, tensor.shape] = codes.qdata.numel() * bits // 8 + codes.scale.nbytes
+    return sum(stored.values())
+
+
+def apply(methods: Mapping[str, Method], mode: str, declared: QuantMode, kind: Kind = "linear") -> Quantized:
+    """Quantizes the linears (or embeddings) of all `methods` in place, once each where methods share a module.
 
     A pattern of `declared.keeps` is a shell pattern on the module's qualified name, with or without the method's
-    name before it (`flow.*`, `*.eos_head`); it keeps the module and everything in it. A linear whose K is not a
+    name before it (`flow.*`, `*.eos_head`); it keeps the module and everything in it. One whose rows are not a
     multiple of the group is kept too. Raises `UserError` when nothing is left to quantize or a pattern meets no module.
     """
     import torch
     from torchao.quantization import quantize_
 
+    taken = torch.nn.Linear if kind == "linear" else torch.nn.Embedding
     config = _config(MODES[mode])
     group = MODES[mode].group
     done = Quantized()
@@ -114,32 +159,24 @@ def apply(methods: Mapping[str, Method], mode: str, declared: QuantMode) -> Quan
     for method_name, method in methods.items():
         for name, module in method.module.named_modules():
             unmet -= {pattern for pattern in unmet if _meets(pattern, method_name, name)}
-            if not isinstance(module, torch.nn.Linear) or id(module) in seen:
+            if not isinstance(module, taken) or id(module) in seen:
                 continue
             seen.add(id(module))
             qualified = f"{method_name}.{name}" if name else method_name
             reason = next((why for pattern, why in declared.keeps.items() if _keeps(pattern, method_name, name)), None)
-            if reason is None and group and module.in_features % group:
-                reason = f"K = {module.in_features} is not a multiple of the group of {group}"
+            depth = module.weight.shape[1]
+            if reason is None and group and depth % group:
+                reason = f"K = {depth} is not a multiple of the group of {group}"
             if reason is not None:
                 done.kept[qualified] = reason
                 continue
-            count, each = module.weight.numel(), module.weight.element_size()
-            scales = count // (group or module.in_features)
-            done.saved += count * each - count * MODES[mode].bits // 8 - scales * each
-            quantize_(module, config, filter_fn=_is_linear)
+            quantize_(module, config, filter_fn=lambda part, _name: isinstance(part, taken))
             done.changed.append(qualified)
     if unmet:
         raise UserError(f"mode {mode} keeps {', '.join(sorted(unmet))} in full precision, but no such module exists")
     if not done.changed:
-        raise UserError(f"mode {mode} leaves every linear of this model in full precision")
+        raise UserError(f"mode {mode} leaves every {kind} of this model in full precision")
     return done
-
-
-def _is_linear(module: torch.nn.Module, _name: str) -> bool:
-    import torch
-
-    return isinstance(module, torch.nn.Linear)
 
 
 def _meets(pattern: str, method: str, name: str) -> bool:

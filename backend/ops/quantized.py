@@ -4,12 +4,15 @@
 packed. A quantized linear is the product of `matmul` with another way of loading the weight: `gemv_codes` for at most
 8 rows, `gemm_wide` or `gemm` with the loader of codes.wgsl above. Weights stay packed on the GPU. In dynamic modes the
 activations are rounded to what 8 bits and the row's scale can hold (`zoo.round_rows`), as torchao's eager mode does,
-and the product is computed in f32, as there.
+and the product is computed in f32, as there; in those of the PT2E flow, one scale holds for all (`zoo.round_tensor`).
 
 zoo.quantized_linear     input [..., K], weight int32 [N, words], scale [N, K / group], zero_point? int, bias? [N],
                          bits, group → [..., N]
 zoo.quantized_embedding  weight, scale, zero_point? as above, indices, depth, bits, group → [..., depth]
+                         zero_point may be a fraction
 zoo.round_rows           input [..., K], eps → the same shape
+zoo.round_tensor         input of any shape, eps → the same shape
+aten._int_mm             self int8 [M, K], mat2 int8 [K, N] → int32 [M, N], exact
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ import math
 from typing import Any
 
 from backend.graph import Call, TensorSpec
-from backend.ops import tiles
-from backend.ops.matmul import Operand, fast_axis, in_memory, tile_block
+from backend.ops import registry, tiles
+from backend.ops.matmul import Operand, fast_axis, in_memory, product, tile_block
 from backend.ops.registry import FLOATS, INTS, WIDE_INTS, register
 from backend.quantization import RANGES, group_refusal, row_words
 from backend.runtime import value as values
@@ -47,8 +50,9 @@ def _accepts_weight(call: Call, depth: Any, name: str) -> str | None:
     count = rows * (depth // group)
     if scale.dtype not in FLOATS or not scale.is_static or math.prod(scale.shape) != count:
         return f"{name}: one scale a group is needed"
-    if zero is not None and (zero.dtype not in INTS or not zero.is_static or math.prod(zero.shape) != count):
-        return f"{name}: one whole zero point a group is needed"
+    kinds = INTS if name == "linear" else INTS + FLOATS
+    if zero is not None and (zero.dtype not in kinds or not zero.is_static or math.prod(zero.shape) != count):
+        return f"{name}: one {'whole ' if kinds == INTS else ''}zero point a group is needed"
     return None
 
 
@@ -76,12 +80,14 @@ def _accepts_embedding(call: Call) -> str | None:
     return _accepts_weight(call, call["depth"], "embedding")
 
 
-def _accepts_rows(call: Call) -> str | None:
+def _accepts_rounding(call: Call) -> str | None:
     x, out = call["input"], call.outputs[0]
     if x.dtype not in FLOATS or out.dtype != x.dtype:
         return f"no kernel for {x.dtype if x.dtype not in FLOATS else out.dtype}"
-    if x.rank == 0:
+    if x.rank == 0 and call.op == "zoo.round_rows":
         return "a tensor without dimensions has no rows"
+    if x.dtype == "float16" and call.op == "zoo.round_tensor":
+        return "no kernel for float16"
     return None if isinstance(call["eps"], (int, float)) and call["eps"] > 0 else "eps is not a positive number"
 
 
@@ -166,10 +172,43 @@ def _lower_rows(call: Call, b: Builder) -> Value:
     return b.launch(
         "round_rows", shape=out.shape, dtype=out.dtype, reads={"x": x}, groups=rows,
         params={"depth": depth, "eps": float(call["eps"])},
-        constants={"workgroup": 64 if depth <= 512 else 256, "half": half},
+        constants={"workgroup": 64 if depth <= 512 else 256, "half": half, "given": False},
     )  # fmt: skip
+
+
+def _lower_tensor(call: Call, b: Builder) -> Value:
+    """The extremes first, by the kernels that find them, then the rounding in pieces of `depth`."""
+    out, x = call.outputs[0], call["input"]
+    if x.numel == 0:
+        return values.scalar(0, out.dtype, out.shape)
+    b.tensor(x)  # read three times
+    extremes = {name: _extreme(op, x, b) for name, op in (("bottom", "amin"), ("top", "amax"))}
+    depth = 4 * WORKGROUP
+    return b.launch(
+        "round_rows", shape=out.shape, dtype=out.dtype, reads={"x": x, **extremes}, groups=-(-x.numel // depth),
+        params={"depth": depth, "count": x.numel, "eps": float(call["eps"])},
+        constants={"workgroup": WORKGROUP, "half": False, "given": True},
+    )  # fmt: skip
+
+
+def _extreme(op: str, x: Value, b: Builder) -> Value:
+    name = f"aten.{op}.default"
+    found: Value = registry.get(name).lower(Call(name, {"self": x, "dim": []}, (TensorSpec(x.dtype, ()),)), b)
+    return found
+
+
+def _accepts_int_mm(call: Call) -> str | None:
+    """One product of bytes in each; torch has no other form."""
+    wrong = [spec.dtype for spec in (call["self"], call["mat2"]) if spec.dtype != "int8"]
+    return f"no kernel for {wrong[0]}" if wrong else None
+
+
+def _lower_int_mm(call: Call, b: Builder) -> Value:
+    return product(call["self"], call["mat2"], "int32", b)
 
 
 register("zoo.quantized_linear", accepts=_accepts_linear, lower=_lower_linear)
 register("zoo.quantized_embedding", accepts=_accepts_embedding, lower=_lower_embedding)
-register("zoo.round_rows", accepts=_accepts_rows, lower=_lower_rows)
+register("zoo.round_rows", accepts=_accepts_rounding, lower=_lower_rows)
+register("zoo.round_tensor", accepts=_accepts_rounding, lower=_lower_tensor)
+register("aten._int_mm.default", accepts=_accepts_int_mm, lower=_lower_int_mm)

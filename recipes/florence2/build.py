@@ -23,6 +23,12 @@ _GENERATION: dict[str, Any] = {
     "num_beams": 1, "early_stopping": False, "no_repeat_ngram_size": 0, "length_penalty": 1.0,
     "forced_bos_token_id": None, "forced_eos_token_id": None,
 }  # fmt: skip
+# Settings that change which tokens are allowed, with the value at which they do nothing
+_NEUTRAL: dict[str, Any] = {
+    "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0, "min_length": 0,
+    "min_new_tokens": 0, "bad_words_ids": None, "sequence_bias": None, "suppress_tokens": None,
+    "begin_suppress_tokens": None, "num_beam_groups": 1,
+}  # fmt: skip
 
 
 def build(request: ExportRequest) -> Bundle:
@@ -126,6 +132,9 @@ def _generation(checkpoint: Checkpoint) -> dict[str, Any]:
     config = checkpoint.model.generation_config
     stated = {name: getattr(config, name, None) for name in _GENERATION}
     found = {name: default if stated[name] is None else stated[name] for name, default in _GENERATION.items()}
+    for name, neutral in _NEUTRAL.items():
+        if getattr(config, name, None) not in (None, neutral):
+            raise UserError(f"the generation config sets {name}, which is not supported")
     ends = config.eos_token_id
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if not ends or config.decoder_start_token_id is None:
@@ -135,6 +144,9 @@ def _generation(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _tasks(processor: Any) -> dict[str, dict[str, Any]]:
     """Prompt and kind of answer of every task, as the processor has them."""
+    rules = (processor.post_processor_config or {}).get("ocr", {})
+    if rules.get("PATTERN") or rules.get("AREA_THRESHOLD"):
+        raise UserError("the checkpoint's processor has rules of its own for regions of text, which are not supported")
     prompts = {**processor.task_prompts_without_inputs, **processor.task_prompts_with_input}
     if unknown := set(TASKS) - set(prompts):
         raise UserError(f"the processor has no task {min(unknown)}")

@@ -16,6 +16,7 @@ from zoo import files
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 _LIMITS = {"PNG": 2**31 - 1, "JPEG": 65500, "WEBP": 16383}  # pixels of a side
 _FILL = 70  # of 255: how much of a polygon's colour covers what is under it
+_NARROWEST = 20  # letters that a line of the legend has room for
 Colour = tuple[int, int, int]
 
 
@@ -41,7 +42,7 @@ def save(path: Path, pixels: np.ndarray, answer: Answer) -> None:
 
 
 def draw(pixels: np.ndarray, answer: Answer) -> Image.Image:
-    """The picture, uint8 `[H, W, 3]`, with what was found on it and a legend below it, of the picture's width."""
+    """The picture, uint8 `[H, W, 3]`, with what was found on it and a legend below it, which may be wider."""
     things = list(found(answer))
     labels = list(dict.fromkeys(label for label, _ in things))
     colours = dict(zip(labels, _colours(len(labels)), strict=True))
@@ -58,7 +59,7 @@ def draw(pixels: np.ndarray, answer: Answer) -> Image.Image:
             _tag(pen, str(number), rings[0], colours[label], font, picture.size)
     heading = answer.result if isinstance(answer.result, str) else "" if things else "nothing found"
     counts = {label: [n for n, (other, _) in enumerate(things, 1) if other == label] for label in labels}
-    rows = [(colours[label], f"{', '.join(map(str, counts[label]))}  {label or '(no label)'}") for label in labels]
+    rows = [(colours[label], f"{', '.join(map(str, counts[label]))}: {label or '(no label)'}") for label in labels]
     return _with_legend(picture, f"{answer.task} {heading}".strip(), rows, font, size)
 
 
@@ -112,13 +113,14 @@ def _ink(colour: Colour) -> Colour:
 def _with_legend(
     picture: Image.Image, heading: str, rows: list[tuple[Colour, str]], font: Any, size: int
 ) -> Image.Image:
-    """The picture on top of a white part that holds the heading and a row for each colour."""
+    """The picture at the top left of a white one, with the heading and a row for each colour below it."""
     line, margin = round(size * 1.4), size // 2
-    texts: list[tuple[Colour | None, str]] = [(None, part) for part in _wrapped(heading, font, picture.width - size)]
+    width = max(picture.width, _NARROWEST * size)
+    texts: list[tuple[Colour | None, str]] = [(None, part) for part in _wrapped(heading, font, width - size)]
     for colour, text in rows:
-        parts = _wrapped(text, font, picture.width - 3 * size)
+        parts = _wrapped(text, font, width - 3 * size)
         texts += [(colour, parts[0]), *((None, f"     {part}") for part in parts[1:])]
-    whole = Image.new("RGB", (picture.width, picture.height + line * len(texts) + 2 * margin), "white")
+    whole = Image.new("RGB", (width, picture.height + line * len(texts) + 2 * margin), "white")
     whole.paste(picture, (0, 0))
     pen = ImageDraw.Draw(whole)
     for number, (mark, text) in enumerate(texts):

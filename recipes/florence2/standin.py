@@ -21,6 +21,7 @@ from recipes.florence2.checkpoint import Checkpoint
 NOTICE = "SYNTHETIC WEIGHTS ({why}): the model has the right structure and size, but what it sees means nothing"
 SEED = 20261120
 LOGIT_STD = 3.0
+_STRONG = ("q_proj", "k_proj", "out_proj", "fc2")
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # the first ids, in BART's order
 LOCATIONS = [f"<loc_{bin_}>" for bin_ in range(1000)]
 _MARKS = ["cap", "ncap", "dcap", "grounding", "seg"]
@@ -112,8 +113,9 @@ def _fill(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
     elif "embed" in name:  # positions, of text and of pictures
         weight.normal_(0, 0.3, generator=generator)
     else:
-        # What a layer adds must count beside what it is added to, or every token would be followed by itself.
-        gain = 2.0 if "language_model" in name and name.endswith(("out_proj.weight", "fc2.weight")) else 1.0
+        # Attention that looks somewhere, and layers that count beside what they are added to: or every token would be
+        # followed by itself, whatever was asked.
+        gain = 2.0 if "language_model" in name and name.split(".")[-2] in _STRONG else 1.0
         weight.normal_(0, gain * weight[0].numel() ** -0.5, generator=generator)
 
 

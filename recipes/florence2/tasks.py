@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+import numpy as np
+
 from recipes.recipe import UserError
 
 BINS = 1000  # a place is a token: one of so many steps along an axis
@@ -34,7 +36,7 @@ _PIXELS = re.compile(",".join([_NUMBER] * 4))
 
 def task_name(text: str) -> str:
     """The task that `text` names, with or without brackets, in either case. Raises `UserError` for an unknown one."""
-    name = f"<{text.strip().strip('<>').upper()}>"
+    name = f"<{text.strip().strip('<>').upper().replace('-', '_')}>"
     if name not in TASKS:
         raise UserError(f"unknown task {text!r}: choose one of {', '.join(TASKS)}")
     return name
@@ -70,7 +72,8 @@ def task_input(task: str, text: str | None, width: int, height: int) -> str:
     x0, y0, x1, y1 = (float(value) for value in match.groups())
     if not (x0 < x1 <= width and y0 < y1 <= height):
         raise UserError(f"{task}: the region {text.strip()} is not within the picture of {width}×{height} pixels")
-    sides = (width, height, width, height)
-    # As the processor's `quantize`: the bin that holds the value, the last one for the far edge.
-    bins = [min(int(value / (side / BINS)), BINS - 1) for value, side in zip((x0, y0, x1, y1), sides, strict=True)]
+    # As the processor's `quantize`, in float32: the bin that holds the value, the last one for the far edge.
+    places = np.array((x0, y0, x1, y1), np.float32)
+    steps = np.array((width / BINS, height / BINS) * 2, np.float32)
+    bins = np.minimum(places / steps, BINS - 1).astype(int)
     return "".join(f"<loc_{bin_}>" for bin_ in bins)

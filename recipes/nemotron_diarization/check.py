@@ -113,7 +113,14 @@ def _encode_rows(
     assert pool.shape[1] == width
     longest, multiple = meta["max_frames"], meta["length_multiple"]
     rows = []
-    for attended, frames in ((longest, longest), (12, 13), (1, 1), (33, 33), (0, 1), (longest // 2 - 3, longest // 2 - 2)):
+    for attended, frames in (
+        (longest, longest),
+        (12, 13),
+        (1, 1),
+        (33, 33),
+        (0, 1),
+        (longest // 2 - 3, longest // 2 - 2),
+    ):
         size = -(-frames // multiple) * multiple
         # What is in the padding must not matter.
         inputs = pool[rng.permutation(len(pool))[:size]].astype(kind)[None]

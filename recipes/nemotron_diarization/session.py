@@ -136,7 +136,7 @@ def diarize(
         if not source.stream:
             _print(stdout, found, outputs.as_json)
         if isinstance(opened, sources.Pcm) and opened.cut:
-            say(f"warning: stdin ended within a sample: its last {opened.cut} bytes were not heard")
+            say(f"warning: stdin ended within a sample: its last {_bytes(opened.cut)} not heard")
     elapsed = time.perf_counter() - started
     speakers = len({segment.speaker for segment in found})
     say(
@@ -177,6 +177,10 @@ class _Heard:
 def _print(stdout: Stdout, segments: list[Segment], as_json: bool) -> None:
     for segment in segments:
         stdout.write(((segment.json() if as_json else segment.text()) + "\n").encode())
+
+
+def _bytes(count: int) -> str:
+    return "byte was" if count == 1 else f"{count} bytes were"
 
 
 def _write(outputs: Outputs, segments: list[Segment], name: str, envelope: Envelope, seconds: float) -> None:

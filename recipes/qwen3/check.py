@@ -40,17 +40,17 @@ def golden_bundle(request: ExportRequest) -> Bundle:
     weights' grid.
     """
     bundle = build(request)
-    if request.qlinear != FULL_PRECISION:
+    if {request.qlinear, request.qembedding} != {FULL_PRECISION}:
         from torchao.utils import TorchAOBaseTensor
 
         from recipes.qwen3 import RECIPE
         from zoo import quantize
 
-        declared = next(mode for mode in RECIPE.quantization[request.backend] if mode.name == request.qlinear)
-        quantize.apply(bundle.methods, request.qlinear, declared)
+        quantize.apply_request(RECIPE, request, bundle.methods)
         for method in bundle.methods.values():
             for module in method.module.modules():
-                if isinstance(module, torch.nn.Linear) and isinstance(module.weight, TorchAOBaseTensor):
+                kinds = torch.nn.Linear | torch.nn.Embedding
+                if isinstance(module, kinds) and isinstance(module.weight, TorchAOBaseTensor):
                     module.weight = torch.nn.Parameter(module.weight.dequantize(), requires_grad=False)
     for method in bundle.methods.values():
         method.module.double()

@@ -61,13 +61,15 @@ class Vocabulary(nn.Module):
         blocks = -(-embedding.shape[0] // rows)
         # Of equal size, as far as they can be.
         self.rows = -(-embedding.shape[0] // blocks)
-        tables: list[_Table] = []
+        tables: list[nn.Embedding] = []
         heads: list[nn.Linear] = []
         tied = embedding.data_ptr() == head.data_ptr()
         for table, out in zip(embedding.detach().split(self.rows), head.detach().split(self.rows), strict=True):
             # Clones: a view would be saved with all of its storage.
             weight = nn.Parameter(table if blocks == 1 else table.clone(), requires_grad=False)
-            tables.append(_Table(weight))
+            embed = nn.Embedding(table.shape[0], table.shape[1], device="meta")
+            embed.weight = weight
+            tables.append(embed)
             linear = nn.Linear(out.shape[1], out.shape[0], bias=False, device="meta")
             linear.weight = weight if tied else nn.Parameter(out.clone(), requires_grad=False)
             heads.append(linear)
@@ -88,15 +90,6 @@ class Vocabulary(nn.Module):
         dtype = next(self.heads.parameters()).dtype
         parts = [head(hidden.to(dtype)) for head in self.heads]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-
-
-class _Table(nn.Module):
-    def __init__(self, weight: nn.Parameter):
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
 
 
 class Attention(nn.Module):
@@ -203,7 +196,7 @@ class StepMethod(nn.Module):
         """Linears and embedding in float16."""
         halved: dict[Tensor, nn.Parameter] = {}  # a tied weight stays one
         for module in self.modules():
-            if isinstance(module, nn.Linear | _Table):
+            if isinstance(module, nn.Linear | nn.Embedding):
                 if module.weight not in halved:
                     halved[module.weight] = nn.Parameter(module.weight.detach().half(), requires_grad=False)
                 module.weight = halved[module.weight]

@@ -1,8 +1,9 @@
 """What `zoo bench real-esrgan` times: pictures of noise, uint8 to uint8, in tiles where a side takes them so.
 
-Sides: the exported programs; `eager`, PyTorch in float32 on the CPU; `eager-cuda`, PyTorch on an NVIDIA GPU in the
-precision that was asked for (float32 as PyTorch comes: its convolutions may round to TF32); `ncnn`, the ncnn package
-with Vulkan on the adapter that WebGPU runs on, from the same weights, which it rounds to half precision.
+Sides: the exported programs; `xnnpack`, exported for it in float32 where it is not among them; `eager`, PyTorch in
+float32 on the CPU; `eager-cuda`, PyTorch on an NVIDIA GPU in the precision that was asked for (float32 as PyTorch
+comes: its convolutions may round to TF32); `ncnn`, the ncnn package with Vulkan on the adapter that WebGPU runs on,
+from the same weights, which it rounds to half precision. Eager and ncnn take the tiles of the first program.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,30 +34,25 @@ def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[
     """Pictures of several sizes. Another implementation that cannot run says why at its first call (`UserError`)."""
     checkpoint = checkpoints.load(request.weights)
     adapter, is_gpu = _adapter()
-    eager = _on_cpu(checkpoint)
-    cuda = _on_cuda(checkpoint, request)
     ncnn = _Ncnn(checkpoint, adapter)
-    limits_by_backend = {
-        backend: limits_of(checkpoint.architecture, backend, request.dtype) for backend in {"webgpu", *programs}
-    }
+    runs = {backend: _run_of(program) for backend, program in programs.items()}
+    runs.setdefault("xnnpack", _exported(replace(request, backend="xnnpack", dtype="fp32")))
+    first = next(iter(runs))
+    limits = {backend: limits_of(checkpoint.architecture, backend, request.dtype) for backend in runs}
+    others = {"eager": _on_cpu(checkpoint), "eager-cuda": _on_cuda(checkpoint, request)}
     found = []
     for height, width in _sizes(checkpoint, is_gpu):
         pixels = np.random.default_rng(SEED).integers(0, 256, (height, width, 3), np.uint8)
         picture = Picture(pixels)
         layouts = {
-            backend: tiling.plan(height, width, tiling.auto_tile(limits, budget_of(backend)), limits)
-            for backend, limits in limits_by_backend.items()
+            backend: tiling.plan(height, width, tiling.auto_tile(own, budget_of(backend)), own)
+            for backend, own in limits.items()
         }
-
         calls: dict[str, Callable[[], object]] = {
-            backend: functools.partial(
-                _enlarge, picture, _run_of(program), layouts[backend], limits_by_backend[backend]
-            )
-            for backend, program in programs.items()
+            side: functools.partial(_enlarge, picture, run, layouts.get(side, layouts[first]), limits[first])
+            for side, run in (runs | others).items()
         }
-        layout = layouts["webgpu"]
-        for side, run in (("eager", eager), ("eager-cuda", cuda)):
-            calls[side] = functools.partial(_enlarge, picture, run, layout, limits_by_backend["webgpu"])
+        layout = layouts[first]
         calls["ncnn"] = functools.partial(ncnn.run, pixels, max(layout.rows, layout.columns))
         megapixels = height * width * checkpoint.architecture.scale**2 / 1e6
         found.append(Workload(f"{width}×{height}", "megapixel", megapixels, calls))
@@ -87,6 +84,20 @@ def _adapter() -> tuple[str, bool]:
 
 def _run_of(program: Runnable) -> tiling.Run:
     return lambda pixels: program.run("upscale", pixels)[0]
+
+
+def _exported(request: ExportRequest) -> tiling.Run:
+    """A program that is exported, where there is none yet, and loaded at the first call."""
+
+    @functools.cache
+    def ready() -> Runnable:
+        from recipes.real_esrgan import RECIPE
+        from zoo.export import ensure_exported
+        from zoo.program import Program
+
+        return Program.load(ensure_exported(RECIPE, request))
+
+    return lambda pixels: ready().run("upscale", pixels)[0]
 
 
 def _on_cpu(checkpoint: Checkpoint) -> tiling.Run:

@@ -72,11 +72,11 @@ def tolerances(backend: str, dtype: str, mode: str) -> dict[str, Tolerance]:
         }
     why = "half precision keeps 11 bits (5e-4) at every operation"
     return {
-        "maps": Tolerance(0, 2e-2, why),
-        "masks": Tolerance(0, 5e-2, why),
-        "scores": Tolerance(1e-2, 0, why),
-        "object": Tolerance(3e-2, 0, why),
-        "iou": Tolerance(3e-2, 0, "logits of untrained weights lie near 0 in large parts of a picture"),
+        "maps": Tolerance(0, 1e-2, why + ": 0.1% was measured over 6 blocks, the largest model has 48"),
+        "masks": Tolerance(0, 2e-2, why),
+        "scores": Tolerance(3e-3, 0, why),
+        "object": Tolerance(1e-2, 0, why),
+        "iou": Tolerance(2e-2, 0, "logits of untrained weights lie near 0 in large parts of a picture"),
     }
 
 

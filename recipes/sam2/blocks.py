@@ -40,7 +40,7 @@ class Mlp(nn.Module):
     def __init__(self, source: Any, tokens: int):
         super().__init__()
         hidden = source.proj_in.out_features
-        parts = -(-tokens * hidden * ITEM_BYTES // MAX_BYTES)
+        parts = min(-(-tokens * hidden * ITEM_BYTES // MAX_BYTES), hidden // 32)
         # multiples of 32, the group of 4-bit weights
         ends = [32 * round(hidden * index / parts / 32) for index in range(parts)] + [hidden]
         every = slice(None)

@@ -18,6 +18,7 @@ from recipes.sam2.runner import Answer, Runnable
 from zoo.pictures import SAMPLE, read_rgb, sample_path
 
 PICTURES = ("chelsea", "astronaut")  # 451×300 and 512×512; the second shows that the first is forgotten
+AGAIN = ("point", "box and points", "mask")  # kinds of prompts about the second
 MAPS = ("embedding", "high_1", "high_0")
 
 
@@ -29,7 +30,7 @@ class EagerProgram:
         self._float = torch.float64 if double else torch.float32
 
     def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
-        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        tensors = [torch.from_numpy(np.array(array)) for array in arrays]
         tensors = [tensor.to(self._float) if tensor.is_floating_point() else tensor for tensor in tensors]
         with torch.no_grad():
             return [output.numpy() for output in self._methods[method](*tensors)]
@@ -93,8 +94,9 @@ def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
         sides = [side.run("encode", pixels) for side in (program, golden)]
         for map_name, ours, theirs in zip(MAPS, *sides, strict=True):
             rows.append(Comparison(f"{name}.{map_name}", ours, theirs, bounds["maps"]))
-        asked = prompts(width, height, meta["mask_size"])
-        for kind, prompt in asked.items():
+        for kind, prompt in prompts(width, height, meta["mask_size"]).items():
+            if name != PICTURES[0] and kind not in AGAIN:
+                continue
             rows += _prompt_rows(f"{name}.{kind}", program, golden, prompt, (height, width), bundle, bounds)
     if meta["max_objects"] > 1:
         rows += _batch_rows(program, golden, meta["size"], meta["max_objects"], bounds)

@@ -116,6 +116,11 @@ def read_line(line: str) -> dict[str, Any]:
         raise UserError(f"not JSON: {error}") from None
     if not isinstance(request, dict):
         raise UserError('not a JSON object: give {"points": [[x, y], …]} or {"box": [x1, y1, x2, y2]}')
+    return request
+
+
+def check_request(request: dict[str, Any]) -> None:
+    """Raises `UserError` for keys that there are not, and for values of the wrong kind."""
     if unknown := sorted(set(request) - set(KEYS)):
         raise UserError(f"unknown key {', '.join(unknown)}: choose from {', '.join(KEYS)}")
     for name in ("picture", "output", "overlay"):
@@ -123,7 +128,6 @@ def read_line(line: str) -> dict[str, Any]:
             raise UserError(f"{name}: give the path of a file")
     if not isinstance(request.get("multimask", False), bool):
         raise UserError("multimask: give true or false")
-    return request
 
 
 def from_json(request: dict[str, Any], mask: np.ndarray | None) -> Prompt:

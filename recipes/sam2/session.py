@@ -15,7 +15,7 @@ from recipes.recipe import UserError
 from recipes.sam2.everything import Limits, everything
 from recipes.sam2.masks import Found
 from recipes.sam2.outputs import Outputs, write
-from recipes.sam2.prompts import Prompt, from_json, read_line, read_mask
+from recipes.sam2.prompts import Prompt, check_request, from_json, read_line, read_mask
 from recipes.sam2.runner import Answer, Segmenter
 from zoo.console import Stdout, say
 from zoo.pictures import read_rgb, sample_path
@@ -115,6 +115,7 @@ class Conversation:
             request: dict[str, Any] = {}
             try:
                 request = read_line(line)
+                check_request(request)
                 reply = self._reply(request)
             except UserError as error:
                 reply = {"error": str(error)}
@@ -128,8 +129,9 @@ class Conversation:
             if not any(key in request for key in ("points", "box", "mask")):
                 height, width = self._segmenter.shape
                 return {"height": height, "width": width, "seconds": round(time.perf_counter() - started, 3)}
-        height, width = self._segmenter.shape
-        assert self._picture is not None
+        if self._picture is None:
+            raise UserError('there is no picture yet: give {"picture": FILE}')
+        height, width = self._picture.shape[:2]
         outputs.check(width, height)
         prompt = from_json(request, self._mask(request.get("mask"), width, height))
         result, answer = answer_prompt(self._segmenter, prompt, request.get("multimask", False))

@@ -119,6 +119,7 @@ WITHOUT = {
     "zoo.quantized_embedding": "no aten operator; tests/ops/test_quantized.py",
     "zoo.quantized_linear": "no aten operator; tests/ops/test_quantized.py",
     "zoo.round_rows": "no aten operator; tests/ops/test_quantized.py",
+    "zoo.round_tensor": "no aten operator; tests/ops/test_decomposed.py",
     "zoo.rope": "no aten operator; tests/ops/test_attention.py",
     "zoo.sdpa": "no aten operator; tests/ops/test_attention.py",
     "aten._embedding_bag.default": "a kernel for its first output only; tests/ops/test_index.py",
@@ -135,7 +136,7 @@ def draws(*names: str) -> Callable[[Strategy], Strategy]:
 
     def add(strategy: Strategy) -> Strategy:
         for name in names:
-            full = f"aten.{name}" if not name.startswith("dim_order_ops.") else name
+            full = name if name.startswith(("dim_order_ops.", "quantized_decomposed.")) else f"aten.{name}"
             assert full not in STRATEGIES, f"{full} has a strategy already"
             STRATEGIES[full] = strategy
         return strategy

@@ -8,7 +8,7 @@ for the registry to say. `WITHOUT` (in `draw.py`) lists the operators that have 
 from __future__ import annotations
 
 from backend.ops import registry
-from tests.ops import draws_movement, draws_pointwise, draws_sums  # noqa: F401 - they fill STRATEGIES
+from tests.ops import draws_movement, draws_pointwise, draws_quantized, draws_sums  # noqa: F401 - they fill STRATEGIES
 from tests.ops.draw import STRATEGIES, WITHOUT, Draw, Strategy
 from tests.ops.draws_pointwise import binary, unary
 from tests.ops.harness import overload

@@ -186,7 +186,7 @@ def check_drawn(op: str, data: st.DataObject) -> bool:
     with np.errstate(all="ignore"):
         try:
             golden = as_tuple(overload(op)(*_promote(args), **{k: _promoted(op, v) for k, v in kwargs.items()}))
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError, AssertionError):  # quantized_decomposed asserts float32
             golden = eager
     if order and results[0].ndim == len(order):
         results[0] = results[0].transpose([order.index(axis) for axis in range(len(order))])

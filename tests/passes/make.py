@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from backend.graph import Graph, Node, Ref, TensorSpec
-from tests.passes.interpret import DTYPES
+from zoo.eager import DTYPES
 
 
 class Maker:

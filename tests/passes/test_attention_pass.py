@@ -11,8 +11,8 @@ import torch
 from backend import passes
 from backend.graph import Graph, Ref, to_blob
 from backend.runtime.delegate import Delegate
-from tests.passes.interpret import interpret
 from tests.passes.make import Maker
+from zoo.eager import interpret
 
 INF, LOWEST = math.inf, torch.finfo(torch.float32).min
 TOLERANCE = {"rtol": 1e-5, "atol": 2e-6}  # sums of up to 300 products in another order

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from backend import passes
 from backend.graph import Graph, Ref, to_blob
 from backend.runtime.delegate import Delegate
-from tests.passes.interpret import interpret
 from tests.passes.make import Maker
 from tests.passes.programs import Method, check, lower
+from zoo.eager import interpret
 
 
 def run(graph: Graph, inputs: list[Tensor]) -> list[np.ndarray]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from recipes.nemotron_diarization import checkpoint, voices
 from recipes.nemotron_diarization.build import make_bundle
@@ -62,3 +63,11 @@ def write(bundle: Bundle, folder: Path) -> Path:
 def make_ready(source: checkpoint.Checkpoint, folder: Path) -> Ready:
     bundle = make_bundle(source)
     return Ready(source.model, source.processor, bundle, write(bundle, folder), EagerProgram(bundle))
+
+
+def offline(ready: Ready, samples: np.ndarray) -> np.ndarray:
+    """transformers' own result for a whole recording: probabilities `[frames, speakers]`."""
+    inputs = ready.processor(samples, sampling_rate=RATE)
+    with torch.no_grad():
+        probs = ready.model(**inputs).logits.sigmoid()[0]
+    return probs[inputs["attention_mask"][0].bool()].numpy()

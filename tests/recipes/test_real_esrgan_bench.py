@@ -38,15 +38,12 @@ def test_every_side_does_the_same_work(elsewhere: Path, monkeypatch: pytest.Monk
         work.calls["ncnn"]()
     for program in programs.values():
         program.close()
-
-
-def test_the_report(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # And the report: `zoo bench` with one backend, which brings the others in by itself.
     monkeypatch.setattr(bench, "_sizes", lambda checkpoint, is_gpu: ((8, 8),))
-    request = make_request(RECIPE, "webgpu", weights="general-x4v3:tiny")
-    report = run_bench(RECIPE, [request], runs=2, warmup=1, memory=False)
+    report = run_bench(RECIPE, [make_request(RECIPE, "webgpu", weights=weights)], runs=2, warmup=1, memory=False)
     rows = {row["side"]: row for row in report["results"]}
     assert rows["webgpu"]["times_first"] == 1
-    for side in ("webgpu", "eager"):
+    for side in ("webgpu", "xnnpack", "eager"):
         assert rows[side]["unit"] == "megapixel"
         assert rows[side]["s_per_unit"] == pytest.approx(rows[side]["median_ms"] / 1e3 / (32 * 32 / 1e6))
     assert "no published ncnn pair" in rows["ncnn"]["missing"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,15 @@ from zoo.pictures import read_rgb, sample_path
 
 PICTURE = read_rgb(sample_path("sample:chelsea"))[::2, ::2]
 HEIGHT, WIDTH = PICTURE.shape[:2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models of this size lose more time in waiting for threads than they win, most of all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +154,7 @@ def test_stability_rule_is_the_references(segmenter: Segmenter) -> None:
     assert nothing.choice(False, {"use": False}) == [0]
 
 
-@pytest.mark.parametrize("height", [24, 22])
-def test_every_kind_of_block(height: int) -> None:
+def test_every_kind_of_block() -> None:
     """Windows that fit and that stand over, pooled or not, global ones, and linears that are split."""
     from transformers.models.sam2.modeling_sam2 import Sam2MultiScaleBlock
 
@@ -154,7 +162,7 @@ def test_every_kind_of_block(height: int) -> None:
     seen = set()
     for source in model.vision_encoder.backbone.blocks:
         assert isinstance(source, Sam2MultiScaleBlock)
-        for limit in (128 * 2**20, 2**16):
+        for height, limit in ((24, 128 * 2**20), (22, 128 * 2**20), (22, 2**18)):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("recipes.sam2.blocks.MAX_BYTES", limit)
                 block = Block(source, height, 2 * height)
@@ -162,9 +170,9 @@ def test_every_kind_of_block(height: int) -> None:
             x = torch.randn(1, height, 2 * height, source.dim, generator=torch.Generator().manual_seed(0))
             with torch.no_grad():
                 np.testing.assert_allclose(block(x).numpy(), source(x).numpy(), atol=2e-5)
-    assert {row[2] for row in seen} == {True, False} and {row[3] for row in seen} == {1, 3}
-    assert max(row[4] for row in seen) > 1 and any(row[0] == 0 for row in seen)
-    assert any(row[1] for row in seen) and not all(row[1] for row in seen if row[0])
+    # windows that fit or not, pooled or not
+    assert {row[1:3] for row in seen if row[0]} == {(True, True), (True, False), (False, True), (False, False)}
+    assert any(row[0] == 0 for row in seen) and {row[3] for row in seen} == {1, 3} and max(row[4] for row in seen) > 1
 
 
 def test_half_precision_keeps_places(assets: Path) -> None:
@@ -329,12 +337,13 @@ def test_mistakes_are_told_before_the_export(zoo: Callable[..., Any], tmp_path: 
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0\x00\x10JFIF" + bytes(40))
     point = ("--point", "10,10")
     for arguments, said in [
-        (("sample:chelsea", "--point", "451,10", "-o", "m.png"), "point 451,10 lies outside the picture, which is 451×300"),
+        (
+            ("sample:chelsea", "--point", "451,10", "-o", "m.png"),
+            "point 451,10 lies outside the picture, which is 451×",
+        ),
         (("broken.jpg", *point, "-o", "m.png"), "broken.jpg"),
-        (("sample:chelsea", "-o", "m.png"), "nothing is asked"),
-        (("sample:chelsea", *point), "nothing would be written"),
         (("sample:chelsea", *point, "-o", "none/m.png"), "none does not exist"),
-    ]:  # fmt: skip
+    ]:
         one_error_line(zoo(*arguments), said)
     assert [path.name for path in tmp_path.iterdir()] == ["broken.jpg"]
 
@@ -345,6 +354,8 @@ def test_mistakes_are_told_before_the_export(zoo: Callable[..., Any], tmp_path: 
         ({"interactive": True, "point": ["1,1"]}, "from its lines"),
         ({"everything": True, "picture": "sample:chelsea", "box": ["1,1,5,5"]}, "asks by itself"),
         ({"picture": None, "point": ["1,1"]}, "give a picture"),
+        ({"picture": "sample:chelsea", "output": Path("m.png")}, "nothing is asked"),
+        ({"picture": "sample:chelsea", "point": ["1,1"]}, "nothing would be written"),
         ({"picture": "missing.png", "point": ["1,1"], "as_json": True}, "no such file"),
         ({"picture": "sample:chelsea", "point": ["1,1"], "as_json": True, "size": "huge"}, "unknown size"),
         ({"picture": "sample:chelsea", "mask": Path("x.png"), "as_json": True}, "no such file: x.png"),
@@ -419,22 +430,20 @@ def test_declaration() -> None:
     assert exact["iou"].bound(1.0) == 1e-3
 
 
-@pytest.mark.parametrize("request_", [ExportRequest("portable", "tiny"), ExportRequest("webgpu", "tiny", "fp16")])
-def test_check_of_eager_passes(request_: ExportRequest) -> None:
-    rows = RECIPE.check(EagerProgram(build(request_)), request_)
+def test_check_of_eager_passes(eager: EagerProgram) -> None:
+    rows = RECIPE.check(eager, ExportRequest("webgpu", "tiny"))
     outcomes = {row.name: compare(row) for row in rows}
     assert all(outcome.passed for outcome in outcomes.values()), outcomes
-    assert ("chelsea.box.choice" in outcomes) == (request_.dtype == "fp32")
-    assert ("8 objects.masks" in outcomes) == (request_.backend == "webgpu")
+    assert {"chelsea.box.choice", "astronaut.high_0", "8 objects.masks"} <= set(outcomes)
     logits = [row.golden for row in rows if row.name.endswith(".masks")]
     shares = np.concatenate([(golden > 0).mean((-1, -2)).ravel() for golden in logits])
     assert ((shares > 0.02) & (shares < 0.98)).mean() > 0.9  # masks have an inside and an outside
 
 
 @pytest.mark.parametrize("fault", ["first picture stays", "mask is ignored", "corners are points"])
-def test_check_sees_faults(fault: str) -> None:
+def test_check_sees_faults(fault: str, eager: EagerProgram) -> None:
     request = ExportRequest("portable", "tiny")
-    program = EagerProgram(build(request))
+    program = eager
     encoded: list[list[np.ndarray]] = []
 
     class Faulty:

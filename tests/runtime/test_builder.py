@@ -13,8 +13,8 @@ from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
 from backend.runtime import builder
 from backend.runtime.builder import Capabilities, fold, lower_graph
 from backend.runtime.delegate import Delegate
-from tests.passes.interpret import interpret
 from tests.passes.make import Maker
+from zoo.eager import interpret
 
 F32 = "float32"
 

@@ -255,7 +255,7 @@ def test_r5_a_failed_readback_does_not_poison_the_next(monkeypatch):
         # Memory that the host may not map: the library itself refuses, and its reason is told.
         unmappable = get_device().buffer(plan._staging_bytes)
         patch.setattr(plan, "_staging", unmappable)
-        with pytest.raises(DeviceError, match="reading results back from .* failed: Validation Error .*MAP_READ"):
+        with pytest.raises(DeviceError, match=r"reading results back from .* failed: Validation Error .*MAP_READ"):
             delegate.execute([ONE])
     assert delegate.execute([ONE * 2])[0].tolist() == [-2, -2, -2]
 

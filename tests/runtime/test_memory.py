@@ -21,7 +21,9 @@ from backend.runtime.hostdata import release_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS, DEPTH, COLUMNS = 8, 2048, 3072  # 24 MiB each
-ALLOWED = 112 << 20  # beside the weights: what is staged, one weight's pages of the file, some that are computed at once
+ALLOWED = (
+    112 << 20
+)  # beside the weights: what is staged, one weight's pages of the file, some that are computed at once
 
 SCRIPT = """
 import mmap, sys

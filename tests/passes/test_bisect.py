@@ -1,0 +1,104 @@
+"""pytest tests/passes/test_bisect.py: an operator that is made to go wrong is named, and its case runs alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend.graph import Graph, Node, Ref, TensorSpec
+from backend.ops import registry
+from backend.runtime import value as values
+from zoo import bisect
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def chain() -> tuple[Graph, dict[str, np.ndarray]]:
+    """tanh(x w), its softmax, and the sum with what a state held."""
+    graph = Graph()
+    x = graph.add_value(TensorSpec("float32", (5, 8)))
+    w = graph.add_value(TensorSpec("float32", (8, 8), "w"))
+    state = graph.add_value(TensorSpec("float32", (5, 8), None, "kept"))
+    product, bent, soft, out = (graph.add_value(TensorSpec("float32", (5, 8))) for _ in range(4))
+    graph.nodes = [
+        Node("aten.mm.default", {"self": Ref(x), "mat2": Ref(w)}, (product,)),
+        Node("aten.tanh.default", {"self": Ref(product)}, (bent,)),
+        Node("aten._softmax.default", {"self": Ref(bent), "dim": -1, "half_to_float": False}, (soft,)),
+        Node("aten.add.Tensor", {"self": Ref(soft), "other": Ref(state), "alpha": 1}, (out,)),
+    ]
+    graph.inputs, graph.outputs, graph.mutations = [x], [out], {state: soft}
+    rng = np.random.default_rng(0)
+    return graph, {"w": rng.standard_normal((8, 8)).astype(np.float32)}
+
+
+def case() -> bisect.Case:
+    graph, data = chain()
+    x = np.random.default_rng(1).standard_normal((5, 8)).astype(np.float32)
+    return bisect.Case("step", graph, [x], SimpleNamespace(get_data=lambda key: data[key].tobytes()))  # type: ignore[arg-type]
+
+
+def sabotage(monkeypatch: pytest.MonkeyPatch, name: str, wrong: Any) -> None:
+    op = registry.find(name)
+    assert op is not None
+    lower = op.lower
+    monkeypatch.setitem(registry._OPS, name, replace(op, lower=lambda call, b: wrong(lower(call, b), b)))
+
+
+def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
+    found = case().find(tmp_path)
+    assert found.first is None and len(found.rows) == 4
+    assert max(row.error for row in found.rows) < 1e-6
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_operator_at_fault_and_a_case_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        sabotage(patch, "aten.tanh.default", lambda y, b: b.pointwise("({0} * 1.01)", [y], y.dtype, y.shape))
+        found = case().find(tmp_path)
+    assert found.first is not None and found.reproducer is not None and not found.fused
+    assert found.first.op == "aten.tanh.default" and found.first.position == 1
+    assert found.first.shapes == "(float32[5, 8]) -> float32[5, 8]"
+    assert 0.009 < found.first.error < 0.011
+    assert [row.op for row in found.rows if row.jumps] == ["aten.tanh.default"]  # what follows it is right by itself
+    # Alone, on a backend that is right, it is right: the case holds what the operator was given.
+    done = subprocess.run(
+        [sys.executable, found.reproducer / "run.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[2]) < 1e-6
+
+
+def test_a_fault_of_fused_kernels_is_found_by_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tanh goes wrong only where its result is not stored: where nobody asks for it as an output."""
+
+    def wrong(y: Any, b: Any) -> Any:
+        return b.pointwise("({0} * 1.01)", [y], y.dtype, y.shape) if len(graph_outputs) == 1 else y
+
+    graph_outputs: list[int] = []
+    run = bisect.Case._run
+
+    def spied(self: bisect.Case, outputs: Any) -> Any:
+        graph_outputs[:] = outputs
+        return run(self, outputs)
+
+    monkeypatch.setattr(bisect.Case, "_run", spied)
+    sabotage(monkeypatch, "aten.tanh.default", wrong)
+    found = case().find(tmp_path)
+    assert found.fused and found.first is not None and found.first.op == "aten.tanh.default"
+    assert found.reproducer is not None and (found.reproducer / "run.py").is_file()
+
+
+def test_an_infinity_where_none_should_be_is_a_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sabotage(monkeypatch, "aten._softmax.default", lambda y, b: values.scalar(float("inf"), y.dtype, y.shape))
+    found = case().find(tmp_path)
+    assert found.first is not None and found.first.op == "aten._softmax.default"
+    assert found.json()["first"]["error"] is None  # strict JSON has no infinity
