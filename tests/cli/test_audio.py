@@ -29,7 +29,7 @@ def _write(path: Path, frames: list[np.ndarray]) -> bytes:
     return path.read_bytes()
 
 
-def test_samples_are_clamped_not_wrapped() -> None:
+def test_t2_samples_are_clamped_not_wrapped() -> None:
     values = np.array([1.5, -1.5, 1.0, -1.0, 0.0, 1e30, -np.inf], np.float32)
     pcm = np.frombuffer(to_pcm(values), "<i2")
     assert pcm.tolist() == [32767, -32768, 32767, -32767, 0, 32767, -32768]
@@ -50,7 +50,7 @@ def test_nan_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("samples", [0, 1, 1920, 4001])
-def test_one_header_with_the_true_length(tmp_path: Path, samples: int) -> None:
+def test_t2_one_header_with_the_true_length(tmp_path: Path, samples: int) -> None:
     signal_ = np.linspace(-1.5, 1.5, samples, dtype=np.float32)
     data = _write(tmp_path / "a.wav", [signal_[:700], signal_[700:]])
     assert data.count(b"RIFF") == data.count(b"WAVE") == data.count(b"fmt ") == 1
@@ -62,7 +62,7 @@ def test_one_header_with_the_true_length(tmp_path: Path, samples: int) -> None:
 
 
 @pytest.mark.parametrize("frame", [1, 3, 7, 1921])
-def test_bytes_do_not_depend_on_how_it_is_cut(tmp_path: Path, frame: int) -> None:
+def test_t2_bytes_do_not_depend_on_how_it_is_cut(tmp_path: Path, frame: int) -> None:
     signal_ = np.random.default_rng(0).normal(0, 0.7, 5000).astype(np.float32)
     cut = [signal_[start : start + frame] for start in range(0, len(signal_), frame)]
     assert _write(tmp_path / "cut.wav", cut) == _write(tmp_path / "whole.wav", [signal_])

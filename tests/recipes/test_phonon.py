@@ -165,7 +165,7 @@ def test_chunked_consumption_changes_nothing(ready: Ready, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["Yes.", "12 345,6", "?!", "42"])
-def test_budget_stops_with_a_warning(ready: Ready, text: str) -> None:
+def test_t3_budget_stops_with_a_warning(ready: Ready, text: str) -> None:
     """T3: bounded, and the warning names the text."""
     warnings: list[str] = []
     speaker = Speaker(Counting(ready.program, logit=-100.0), ready.assets, warn=warnings.append)

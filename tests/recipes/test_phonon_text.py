@@ -52,7 +52,7 @@ def test_split_and_prompt_equal_the_processor(ready: Ready, processor: Any, text
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "word " * 300, "x" * 400, "no marks at all " * 40 + "7" * 200])
-def test_no_text_is_lost(ready: Ready, text: str) -> None:
+def test_t3_no_text_is_lost(ready: Ready, text: str) -> None:
     chunks = ready.frontend.split(text, has_voice=True)
     assert "".join("".join(chunks).split()) == "".join(text.split())
 
@@ -64,7 +64,7 @@ def test_long_sentences_are_cut_between_words(ready: Ready) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "<|audio_bos|>"])
-def test_empty_text_is_refused(ready: Ready, text: str) -> None:
+def test_t3_empty_text_is_refused(ready: Ready, text: str) -> None:
     with pytest.raises(UserError, match="empty"):
         ready.speaker().stream(text)
 
