@@ -5,7 +5,7 @@
     dequantize_per_channel  the same, a scale and a zero point for each index of one axis
 
 All are pointwise: work of the kernels around them, and computed once where they expand a constant. A weight that a
-linear or embedding reads is not expanded: `backend.passes.quantized` packs its codes. Scales that are computed at run time
+linear or embedding reads is not expanded: `backend.passes.quantized` packs its codes. Scales computed at run time
 are float64, which no GPU has: with what computes them, those forms are `zoo.round_tensor` (`backend.ops.quantized`).
 """
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import wgpu
@@ -26,6 +27,8 @@ _NO_ADAPTER = (
 
 # wgpu copies what is written into staging memory and frees that after a later submit has run: so much may wait for it.
 STAGED_BYTES = 16 << 20
+
+COMPILERS = min(16, os.cpu_count() or 1)
 
 # What a binding slot holds, in the order in which a kernel lists its slots.
 READ, WRITE, UNIFORM = "read-only-storage", "storage", "uniform"
@@ -160,6 +163,24 @@ class Device:
         if key not in self._pipelines:
             self._pipelines[key] = self.guard(f"compiling {label}", self._compile, code, key[1], label)
         return self._pipelines[key]
+
+    def compile_ahead(self, wanted: Iterable[tuple[str, Sequence[str], str]]) -> None:
+        """Compiles the pipelines of (code, slots, label) that are not there yet, side by side.
+
+        One that fails is left to `pipeline`, which says why.
+        """
+        missing = {(code, tuple(slots)): label for code, slots, label in wanted}
+        missing = {key: label for key, label in missing.items() if key not in self._pipelines}
+        if len(missing) < 2:
+            return
+        for _, slots in missing:
+            self.layout(slots)
+        with ThreadPoolExecutor(min(len(missing), COMPILERS)) as pool:
+            try:
+                made = list(pool.map(lambda key: self._compile(key[0], key[1], missing[key]), missing))
+            except (wgpu.GPUError, RuntimeError):
+                return  # the library may have told one thread of another's failure: none of these is trusted
+        self._pipelines.update(zip(missing, made, strict=True))
 
     def _compile(self, code: str, slots: tuple[str, ...], label: str) -> Any:
         module = self.handle.create_shader_module(code=code, label=label)

@@ -107,9 +107,10 @@ class Plan:
             blob.extend(dispatch.params)
         uniforms = self.device.buffer(len(blob), "uniforms", wgpu.BufferUsage.UNIFORM)
         self.device.write(uniforms, blob)
+        kinds_of = [[*(access for _, access in dispatch.slots), UNIFORM] for dispatch in dispatches]
+        self.device.compile_ahead((d.code, kinds, d.label) for d, kinds in zip(dispatches, kinds_of, strict=True))
         steps = []
-        for dispatch, offset in zip(dispatches, offsets, strict=True):
-            kinds = [access for _, access in dispatch.slots] + [UNIFORM]
+        for dispatch, kinds, offset in zip(dispatches, kinds_of, offsets, strict=True):
             resources = []
             for buffer, _ in dispatch.slots:
                 handle = self._memory[id(buffer)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.ao.quantization.fx._decomposed  # noqa: F401 - declares quantized_decomposed to torch
+import torch.ao.quantization.fx._decomposed
 
 from tests.ops.draw import Arguments, Draw, draws
 

@@ -154,6 +154,7 @@ def test_precisions(target: str, dtype: str, mode: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("size", ["tiny", "base-plus"])
 def test_real_configuration(size: str, tmp_path: Path) -> None:
     request = make_request(RECIPE, "webgpu", weights="synthetic" if size == "tiny" else f"synthetic:{size}")

@@ -6,7 +6,7 @@ import pytest
 
 from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.runtime.builder import Capabilities, lower_graph
-from backend.runtime.device import choose_adapter, get_device
+from backend.runtime.device import WRITE, choose_adapter, get_device
 from backend.runtime.errors import DeviceError
 
 
@@ -48,3 +48,33 @@ def test_shader_that_does_not_compile_names_the_kernel_and_the_adapter() -> None
     with pytest.raises(DeviceError) as caught:
         device.pipeline("@compute @workgroup_size(1) fn main() { let x: f32 = 1u; }", (), "aten.bad:kernel")
     assert "aten.bad:kernel" in str(caught.value) and device.name in str(caught.value)
+
+
+def kernel(number: float) -> str:
+    return (
+        "@group(0) @binding(0) var<storage, read_write> out: array<f32>;\n"
+        f"@compute @workgroup_size(1) fn main() {{ out[0] = {number}; }}"
+    )
+
+
+def test_pipelines_are_compiled_ahead_and_once() -> None:
+    device = get_device()
+    wanted = [(kernel(1000.5 + i), (WRITE,), f"kernel {i}") for i in range(5)]
+    device.compile_ahead(wanted)
+    made = [device._pipelines[code, slots] for code, slots, _ in wanted]
+    assert [device.pipeline(*item) for item in wanted] == made
+    device.compile_ahead(wanted)
+    assert [device.pipeline(*item) for item in wanted] == made
+
+
+def test_one_that_does_not_compile_does_not_spoil_the_others() -> None:
+    device = get_device()
+    wanted = [(kernel(2000.5 + i), (WRITE,), f"kernel {i}") for i in range(4)]
+    wanted[2] = ("@compute @workgroup_size(1) fn main() { let x: f32 = 1u; }", (WRITE,), "aten.bad:kernel")
+    device.compile_ahead(wanted)
+    assert all((code, slots) not in device._pipelines for code, slots, _ in wanted)
+    for position, item in enumerate(wanted):
+        if position != 2:
+            device.pipeline(*item)
+    with pytest.raises(DeviceError, match="aten.bad:kernel"):
+        device.pipeline(*wanted[2])
