@@ -2,26 +2,51 @@
 //
 // reads   sums   raw, contiguous [rows, spans, values];  stats raw, contiguous [rows, spans, 2]
 // writes  out    [rows, values], row-major; p.empty for a row that sees no key
-// params  count = rows * values, values, spans, empty
-// groups  ceil(count / 64)
+// params  values, spans, chunks = ceil(values / 64), empty
+// groups  rows * chunks
+//
+// The invocations share out the spans to find what each one counts, then each adds up a column, span after span.
+
+var<workgroup> largest: array<f32, 64>;
+var<workgroup> shrinks: array<f32, 64>; // of a span's sums; -1: it saw no key
+var<workgroup> shares: array<f32, 64>;  // of the sum of weights
 
 {{ entry(64) }}
-  let i = group * 64u + lid;
-  if (i >= p.count) { return; }
-  let row = i / p.values;
-  let column = i % p.values;
-  var top = load_stats(row * p.spans * 2u);
-  for (var s = 1u; s < p.spans; s++) { top = max_nan(top, load_stats((row * p.spans + s) * 2u)); }
+  let row = group / p.chunks;
+  let column = (group % p.chunks) * 64u + lid;
+  let first = row * p.spans;
+  var top = bitcast<f32>(0xff7fffffu);
+  for (var s = lid; s < p.spans; s += 64u) { top = max_nan(top, load_stats((first + s) * 2u)); }
+  largest[lid] = top;
+  workgroupBarrier();
+  if (lid < 8u) {
+    top = largest[lid * 8u];
+    for (var i = 1u; i < 8u; i++) { top = max_nan(top, largest[lid * 8u + i]); }
+    largest[lid * 8u] = top;
+  }
+  workgroupBarrier();
+  top = largest[0];
+  for (var i = 8u; i < 64u; i += 8u) { top = max_nan(top, largest[i]); }
   var sum = 0.0;
   var total = 0.0;
-  for (var s = 0u; s < p.spans; s++) {
-    let at = row * p.spans + s;
-    let found = load_stats(at * 2u + 1u);
-    if (found != 0.0 || is_nan(found)) {
-      let shrink = exp(load_stats(at * 2u) - top);
-      total += found * shrink;
-      sum += load_sums(at * p.values + column) * shrink;
+  for (var start = 0u; start < p.spans; start += 64u) {
+    workgroupBarrier();
+    let mine = start + lid;
+    if (mine < p.spans) {
+      let found = load_stats((first + mine) * 2u + 1u);
+      let shrink = exp(load_stats((first + mine) * 2u) - top);
+      let sees = found != 0.0 || is_nan(found);
+      shrinks[lid] = select(-1.0, shrink, sees);
+      shares[lid] = select(0.0, found * shrink, sees);
+    }
+    workgroupBarrier();
+    for (var i = 0u; i < min(64u, p.spans - start); i++) {
+      let shrink = shrinks[i];
+      total += shares[i];
+      if (bitcast<u32>(shrink) != 0xbf800000u && column < p.values) {
+        sum += load_sums((first + start + i) * p.values + column) * shrink;
+      }
     }
   }
-  store(i, select(sum / total, p.empty, total == 0.0));
+  if (column < p.values) { store(row * p.values + column, select(sum / total, p.empty, total == 0.0)); }
 }

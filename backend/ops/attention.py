@@ -190,8 +190,8 @@ def _launch_few(job: Job, b: Builder) -> Value:
         shape=job.shape,
         dtype=job.dtype,
         reads=found,
-        groups=-(-rows * width // 64),
-        params={"count": rows * width, "values": width, "spans": spans, "empty": job.params["empty"]},
+        groups=rows * -(-width // 64),
+        params={"values": width, "spans": spans, "chunks": -(-width // 64), "empty": job.params["empty"]},
     )
 
 

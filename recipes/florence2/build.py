@@ -113,13 +113,14 @@ def make_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _picture(processor: Any) -> dict[str, Any]:
     """How pictures are prepared. Raises `UserError` for settings that the runner does not know."""
-    size = processor.size
-    if not processor.do_resize or size["height"] != size["width"] or processor.do_center_crop:
-        raise UserError("the processor does not resize pictures to a square, as Florence-2's does")
-    if size["height"] % 32:
-        raise UserError(f"pictures of {size['height']} pixels a side: Florence-2 takes multiples of 32")
+    side, width = (getattr(processor.size, name, None) for name in ("height", "width"))
+    steps = (processor.do_resize, processor.do_rescale, processor.do_normalize, not processor.do_center_crop)
+    if not all(steps) or side is None or side != width:
+        raise UserError("the processor does not make a normalized square of a picture, as Florence-2's does")
+    if side % 32:
+        raise UserError(f"pictures of {side} pixels a side: Florence-2 takes multiples of 32")
     return {
-        "side": size["height"],
+        "side": side,
         "resample": int(processor.resample),
         "rescale": float(processor.rescale_factor),
         "mean": [float(value) for value in processor.image_mean],

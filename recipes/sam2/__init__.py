@@ -144,6 +144,8 @@ def run(
         raise UserError("nothing would be written: give -o MASK.png, --overlay, --rle or --json")
     limits = Limits(grid, min_iou, min_stability, max_overlap)
     outputs.check()
+    if picture is not None and sample_path(picture).absolute() in [path.absolute() for path in outputs.paths]:
+        raise UserError(f"{picture} would be overwritten: name another file")
     pixels = None if picture is None else read_rgb(sample_path(picture))
     if pixels is not None:
         height, width = pixels.shape[:2]

@@ -1,4 +1,5 @@
-"""What `zoo bench sam2` times: a picture encoded, a prompt answered, and a batch of prompts as a grid asks them.
+"""What `zoo bench sam2` times: a picture encoded, a prompt answered, and a batch of prompts as a grid asks them (one by
+one, where a program takes one).
 
 Sides: the exported programs; `eager`, transformers' own model in float32 on the CPU; `eager-cuda`, the same on an
 NVIDIA GPU. From numpy arrays to numpy arrays.
@@ -15,7 +16,7 @@ import torch
 
 from recipes.recipe import ExportRequest, UserError, Workload
 from recipes.sam2 import checkpoint as checkpoints
-from recipes.sam2.build import make_metadata
+from recipes.sam2.build import MAX_OBJECTS, make_metadata
 from recipes.sam2.checkpoint import Checkpoint
 from recipes.sam2.runner import Runnable
 
@@ -44,7 +45,10 @@ def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[
         if name not in encoded:
             encode(runnable)
             encoded.add(name)
-        runnable.run("prompt", *inputs)
+        points, labels, *mask = inputs
+        step = MAX_OBJECTS.get(name, 1) if name in programs else points.shape[1]
+        for start in range(0, points.shape[1], step):
+            runnable.run("prompt", points[:, start : start + step], labels[:, start : start + step], *mask)
 
     def inputs(objects: int) -> tuple[np.ndarray, ...]:
         points = (size * rng.random((1, objects, 1, 2))).astype(np.float32)
@@ -52,7 +56,7 @@ def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[
         return points, labels, np.zeros((1, 1, side, side), np.float32), np.zeros(1, bool)
 
     found = [Workload("encode", "picture", 1, {name: functools.partial(encode, one) for name, one in sides.items()})]
-    for objects in sorted({1, meta["max_objects"]}):
+    for objects in sorted({1, *(MAX_OBJECTS.get(name, 1) for name in programs)}):
         calls: dict[str, Callable[[], object]] = {
             name: functools.partial(prompt, name, one, inputs(objects)) for name, one in sides.items()
         }

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recipes.recipe import UserError
+
 MAX_BYTES = 128 * 2**20  # of a binding that WebGPU promises on every device
 ITEM_BYTES = 4  # float32; the same split in half precision
 
@@ -94,8 +96,11 @@ class Block(nn.Module):
         spans = [slice(wide * index // parts, wide * (index + 1) // parts) for index in range(parts)]
         self.qkv = nn.ModuleList([part_of(qkv, span, slice(None), True) for span in spans])
         self.mlp = Mlp(source.mlp, tokens // (1 if self.stride is None else self.stride[0] * self.stride[1]))
-        if self.stride is not None and (height % 2 or width % 2 or self.window % 2):
-            raise ValueError(f"pooled windows of {self.window} in {height}×{width} tokens do not come out even")
+        sides = ((height, self.window), (width, self.window))
+        if self.stride is not None and any(
+            side % step for step, both in zip(self.stride, sides, strict=True) for side in both
+        ):
+            raise UserError(f"pooled windows of {self.window} in {height}×{width} tokens do not come out even")
         if any(self.padding):
             inside = F.pad(torch.ones(1, height, width, 1), (0, 0, 0, self.padding[1], 0, self.padding[0]))
             self.inside = nn.Buffer(to_windows(inside, self.window).contiguous())

@@ -1,8 +1,8 @@
 """pytest tests/passes/test_pt2e.py: what the PT2E flow makes of a model with the usual quantizers, fused and run.
 
 Golden: eager of the converted model. Weights and rounded activations agree bit for bit, sums are of f32 on both sides:
-1e-5 of the largest result. Where a result is rounded to codes once more, a sum that lies between two may fall to either:
-one step of the last scale.
+1e-5 of the largest result. Where a result is rounded to codes once more, a sum that lies between two may fall to
+either: one step of the last scale.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 from torch import Tensor, nn
+from torchao.quantization.pt2e import allow_exported_model_train_eval
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer.embedding_quantizer import EmbeddingQuantizer
 
@@ -36,11 +37,23 @@ class Mlp(nn.Module):
         return self.down(torch.relu(self.up(x)) * self.gate(x))
 
 
-def converted(module: nn.Module, quantizer: Any, *inputs: Tensor) -> torch.fx.GraphModule:
+class Converted(nn.Module):
+    """A converted graph inside a module whose `eval` is the usual one."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        super().__init__()
+        self.graph = allow_exported_model_train_eval(graph)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.graph(x)
+        return out
+
+
+def converted(module: nn.Module, quantizer: Any, *inputs: Tensor) -> nn.Module:
     torch.manual_seed(0)
     prepared = prepare_pt2e(torch.export.export(module.eval(), inputs).module(), quantizer)
     prepared(*inputs)
-    return convert_pt2e(prepared)
+    return Converted(convert_pt2e(prepared))
 
 
 def lowered(tmp_path, module: nn.Module, *inputs: Tensor) -> tuple[Lowered, Graph]:

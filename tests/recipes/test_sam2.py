@@ -356,6 +356,7 @@ def test_mistakes_are_told_before_the_export(zoo: Callable[..., Any], tmp_path: 
         ({"picture": None, "point": ["1,1"]}, "give a picture"),
         ({"picture": "sample:chelsea", "output": Path("m.png")}, "nothing is asked"),
         ({"picture": "sample:chelsea", "point": ["1,1"]}, "nothing would be written"),
+        ({"picture": "photo.png", "point": ["1,1"], "overlay": Path("./photo.png")}, "would be overwritten"),
         ({"picture": "missing.png", "point": ["1,1"], "as_json": True}, "no such file"),
         ({"picture": "sample:chelsea", "point": ["1,1"], "as_json": True, "size": "huge"}, "unknown size"),
         ({"picture": "sample:chelsea", "mask": Path("x.png"), "as_json": True}, "no such file: x.png"),
@@ -473,16 +474,16 @@ def test_overlap() -> None:
 
 
 def test_workloads(eager: EagerProgram) -> None:
-    found = workloads({"webgpu": eager}, ExportRequest("webgpu", "tiny"))
+    found = workloads({"webgpu": eager, "xnnpack": eager}, ExportRequest("webgpu", "tiny"))
     assert [(workload.name, workload.unit, workload.amount) for workload in found] == [
         ("encode", "picture", 1),
         ("prompt, 1 at once", "prompt", 1),
         ("prompt, 8 at once", "prompt", 8),
     ]
     for workload in found:
-        assert list(workload.calls) == ["webgpu", "eager", "eager-cuda"]
-        workload.calls["webgpu"]()
-        workload.calls["eager"]()
+        assert list(workload.calls) == ["webgpu", "xnnpack", "eager", "eager-cuda"]
+        for side in ("webgpu", "xnnpack", "eager"):
+            workload.calls[side]()
         if not torch.cuda.is_available():
             with pytest.raises(UserError, match="CUDA"):
                 workload.calls["eager-cuda"]()
