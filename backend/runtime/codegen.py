@@ -4,8 +4,7 @@ A template in `shaders/` says what is particular to a kernel and nothing else. F
 is generated; for every tensor it writes, `store(i, v)` or `store_<name>(i, v)`. They convert between the stored and the
 computed type (f16 is computed in f32, small ints in i32, bool is stored as u32), and they hold the pointwise work that
 was fused into the kernel. Sizes, strides, offsets and scalars are uniforms `p.<name>`, so that one pipeline serves
-every
-shape; text varies only with structure.
+every shape; text varies only with structure.
 """
 
 from __future__ import annotations

@@ -42,10 +42,10 @@ class Converted(nn.Module):
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         super().__init__()
-        self.graph = allow_exported_model_train_eval(graph)
+        self.inner = allow_exported_model_train_eval(graph)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.graph(x)
+        out: Tensor = self.inner(x)
         return out
 
 
