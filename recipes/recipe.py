@@ -120,6 +120,7 @@ class Workload:
     unit: str  # what the work is counted in: "megapixel", "second of audio", "token"
     amount: float  # of it in one call
     calls: Mapping[str, Callable[[], object]]
+    weight_bytes: int = 0  # that a call must read, where that bounds its time: beside it stands what copying them takes
 
 
 def deferred(place: str) -> Callable[..., Any]:

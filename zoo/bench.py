@@ -60,10 +60,26 @@ def bench(
     for workload in workloads:
         results += _time(recipe, workload, kept, runs, warmup)
     report: dict[str, Any] = {"adapter": adapter_name(), "results": results}
+    if "webgpu" in programs and any(workload.weight_bytes for workload in workloads):
+        report["copy_gb_s"] = _add_copy_times(results, workloads)
     report["programs"] = [_describe(recipe, request, paths[request.backend], memory) for request in requests]
     for program in programs.values():
         program.close()
     return report
+
+
+def _add_copy_times(results: list[dict[str, Any]], workloads: Sequence[Workload]) -> float:
+    """Says beside each time on the GPU how long its weights take at the copy bandwidth in GB/s, which it returns."""
+    from backend.runtime.device import get_device
+    from zoo.bench_kernels import copy_bandwidth
+
+    with step("copy bandwidth of the adapter"):
+        bandwidth = copy_bandwidth(get_device())
+    sizes = {workload.name: workload.weight_bytes for workload in workloads}
+    for row in results:
+        if row["side"] == "webgpu" and "missing" not in row and (size := sizes[row["workload"]]):
+            row |= {"weight_bytes": size, "weight_copy_ms": size / bandwidth / 1e6}
+    return bandwidth
 
 
 def _methods(recipe: Recipe, programs: Mapping[str, Program], request: ExportRequest) -> list[Workload]:
@@ -117,6 +133,7 @@ def _time(recipe: Recipe, workload: Workload, kept: set[str], runs: int, warmup:
             "runs": runs,
             "unit": workload.unit,
             "s_per_unit": median / workload.amount,
+            "units_per_s": workload.amount / median,
             "times_first": median / ours if ours else None,
         }
         for side, median in medians.items()
@@ -155,13 +172,14 @@ def rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
             *(f"{row[key]:.2f}" for key in ("median_ms", "min_ms")),
             f"{row['s_per_unit']:.4g} s a {row['unit']}",
             f"{row['times_first']:.2f}",
+            f"{100 * row['weight_copy_ms'] / row['median_ms']:.0f}%" if "weight_copy_ms" in row else "",
         )
         for row in report["results"]
         if "missing" not in row
     ]
 
 
-COLUMNS = ("workload", "side", "median ms", "min ms", "", "× first")
+COLUMNS = ("workload", "side", "median ms", "min ms", "", "× first", "of copy")
 
 
 def trace(recipe: Recipe, request: ExportRequest, *, runs: int = 5) -> dict[str, Any]:

@@ -152,7 +152,6 @@ def apply(methods: Mapping[str, Method], mode: str, declared: QuantMode, kind: K
 
     taken = torch.nn.Linear if kind == "linear" else torch.nn.Embedding
     config = _config(MODES[mode])
-    group = MODES[mode].group
     done = Quantized()
     seen: set[int] = set()
     unmet = set(declared.keeps)
@@ -164,9 +163,8 @@ def apply(methods: Mapping[str, Method], mode: str, declared: QuantMode, kind: K
             seen.add(id(module))
             qualified = f"{method_name}.{name}" if name else method_name
             reason = next((why for pattern, why in declared.keeps.items() if _keeps(pattern, method_name, name)), None)
-            depth = module.weight.shape[1]
-            if reason is None and group and depth % group:
-                reason = f"K = {depth} is not a multiple of the group of {group}"
+            if reason is None:
+                reason = _misfit(module.weight.shape[1], MODES[mode])
             if reason is not None:
                 done.kept[qualified] = reason
                 continue
@@ -177,6 +175,18 @@ def apply(methods: Mapping[str, Method], mode: str, declared: QuantMode, kind: K
     if not done.changed:
         raise UserError(f"mode {mode} leaves every {kind} of this model in full precision")
     return done
+
+
+def weight_bytes(rows: int, depth: int, item: int, mode: str) -> int:
+    """What a weight of `rows` x `depth` numbers of `item` bytes takes under `mode`: its codes and scales."""
+    if mode == FULL_PRECISION or _misfit(depth, MODES[mode]):
+        return rows * depth * item
+    return rows * depth * MODES[mode].bits // 8 + rows * (depth // (MODES[mode].group or depth)) * item
+
+
+def _misfit(depth: int, mode: Mode) -> str | None:
+    """Why a row of `depth` weights stays in full precision."""
+    return f"K = {depth} is not a multiple of the group of {mode.group}" if mode.group and depth % mode.group else None
 
 
 def _meets(pattern: str, method: str, name: str) -> bool:

@@ -3,7 +3,7 @@
     conversation ─ text.py ─► tokens ─ runner.py ─► step(tokens, position) → logits ─ sampling.py ─► token ─► text
 
 checkpoint.py, standin.py   weights          modules.py   the exported method
-build.py                    the bundle       check.py     against float64 eager
+build.py                    the bundle       check.py     against float64 eager       bench.py  tokens per second
 This file is the declaration and is read without torch.
 """
 
@@ -175,5 +175,6 @@ RECIPE = Recipe(
     build=deferred("recipes.qwen3.build:build"),
     check=deferred("recipes.qwen3.check:check"),
     run=run,
+    workloads=deferred("recipes.qwen3.bench:workloads"),
     sample_arguments=("--prompt", "Why is the sky blue? Answer in one sentence.", "--stream", "--max-tokens", "64"),
 )

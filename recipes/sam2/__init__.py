@@ -64,11 +64,11 @@ def tolerances(backend: str, dtype: str, mode: str) -> dict[str, Tolerance]:
     if "da" in mode:
         why = "activations of 8 bits (0.4%) at every linear"
         return {
-            "maps": Tolerance(0, 0.15, why),
-            "masks": Tolerance(0, 0.4, why + ", those of the encoder and of the decoder after it"),
-            "scores": Tolerance(0.1, 0, why),
-            "object": Tolerance(0.3, 0, why),
-            "iou": Tolerance(0.3, 0, "logits of untrained weights lie near 0 in large parts of a picture"),
+            "maps": Tolerance(0, 0.06, why + ": 1.5% was measured over 6 blocks, the largest model has 48"),
+            "masks": Tolerance(0, 0.08, why + ", of the encoder and of the decoder after it: 1.8% was measured"),
+            "scores": Tolerance(2e-2, 0, why),
+            "object": Tolerance(0.1, 0, why),
+            "iou": Tolerance(0.2, 0, "logits of untrained weights lie near 0 in large parts of a picture"),
         }
     why = "half precision keeps 11 bits (5e-4) at every operation"
     return {

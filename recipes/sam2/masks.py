@@ -171,5 +171,5 @@ class Found:
         if self.stability is not None:
             entry["stability_score"] = round(self.stability, 6)
         if self.point is not None:
-            entry["point_coords"] = [list(self.point)]
+            entry["point_coords"] = [[round(place, 3) for place in self.point]]
         return entry
