@@ -4,18 +4,25 @@
 //                  (q_outer is the stride of a position and q_k of e; k alike; v_k is that of a position, v_outer of e)
 //         mask     optional: bool (false hides a key) or float (added), through strides, 0 where it repeats
 // writes  out      [batch, heads, queries, values], row-major
-// params  empty (what a query without keys gives), heads, queries, keys > 0, depth, values, q_tiles, chunks (of 32 * BLOCKS columns of v), scale, strides,
-//         k_repeat and v_repeat: query heads that share a head of k and of v
+// params  empty (what a query without keys gives), heads, queries, keys > 0, depth, values, q_tiles, scale, strides,
+//         chunks (of 32 * BLOCKS columns of v), k_repeat and v_repeat: query heads that share a head of k and of v
 // groups  batch * heads * q_tiles * chunks
 //
 // Invocation (tx, ty) holds the scores of 4 queries and 4 keys, then 4 queries and BLOCKS x 4 columns of the result.
 // The running maximum starts at the lowest finite float, so that no infinity is subtracted from another unless a score is
 // +inf; hidden keys are left out by flag, and a query with nothing to look at gives 0.
+//
+// With a mask, 64 steps at a time are looked through first, and a step that hides all its keys (a cache that is not full,
+// a padded end, the other half of a causal mask) is not made.
 {% import "tile.wgsl" as t %}
 
 var<workgroup> tile: array<vec4<f32>, 576>;
 var<workgroup> weights: array<vec4<f32>, 288>;
 var<workgroup> row_part: array<vec4<f32>, 64>;
+{% if mask %}
+var<workgroup> seen: array<atomic<u32>, 2>; // a bit a step
+var<workgroup> steps: vec2<u32>;
+{% endif %}
 
 {{ entry(64) }}
   let chunk = group % p.chunks;
@@ -47,7 +54,31 @@ var<workgroup> row_part: array<vec4<f32>, 64>;
 {% else %}
   let end = p.keys;
 {% endif %}
+{% if mask %}
+  let mask_rows = select(min(32u, p.queries - first_q), 1u, p.mask_query == 0u);
+  for (var part = 0u; part < end; part += 2048u) {
+  if (lid < 2u) { atomicStore(&seen[lid], 0u); }
+  workgroupBarrier();
+  for (var key = part + lid; key < min(end, part + 2048u); key += 64u) {
+    var visible = false;
+    let at = mask_base + first_q * p.mask_query + key * p.mask_key;
+    for (var r = 0u; r < mask_rows; r++) {
+{% if mask == "bool" %}
+      visible = visible || load_mask(at + r * p.mask_query);
+{% else %}
+      visible = visible || bitcast<u32>(load_mask(at + r * p.mask_query)) != 0xff800000u;
+{% endif %}
+    }
+    if (visible) { atomicOr(&seen[(key - part) / 1024u], 1u << ((key - part) / 32u % 32u)); }
+  }
+  workgroupBarrier();
+  if (lid == 0u) { steps = vec2<u32>(atomicLoad(&seen[0]), atomicLoad(&seen[1])); }
+  let wanted = workgroupUniformLoad(&steps);
+  for (var key0 = part; key0 < min(end, part + 2048u); key0 += 32u) {
+    if ((select(wanted.x, wanted.y, key0 - part >= 1024u) >> ((key0 - part) / 32u % 32u) & 1u) == 0u) { continue; }
+{% else %}
   for (var key0 = 0u; key0 < end; key0 += 32u) {
+{% endif %}
 {% for r in range(4) %}
     var s{{ r }} = vec4<f32>();
 {% endfor %}
@@ -117,6 +148,9 @@ var<workgroup> row_part: array<vec4<f32>, 64>;
     workgroupBarrier();
 {% endfor %}
   }
+{% if mask %}
+  }
+{% endif %}
   row_part[lid] = total;
   workgroupBarrier();
   var sum = vec4<f32>();

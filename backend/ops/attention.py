@@ -7,7 +7,8 @@ softmax between them: their scores are few, and a product can split its depth.
 
 A query that sees no key gives 0, as in torch; in `zoo.sdpa`, which stands for a softmax that a model spells out
 (`backend.passes.attention`), it gives NaN, as that does. With few queries, what a hidden key holds is never read; with
-many, as in torch, a NaN there comes back as 0 × NaN.
+many, that holds for 32 neighbouring keys that are hidden from 32 neighbouring queries, and a NaN elsewhere comes back
+as 0 × NaN, as in torch.
 """
 
 from __future__ import annotations

@@ -166,6 +166,27 @@ def test_hidden_keys_of_a_cache_do_not_matter():
     assert np.array_equal(run_op(SDPA, q, k, v, attn_mask=mask[None])[0], clean)
 
 
+@pytest.mark.parametrize("form", ["bool", "float"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_steps_that_hide_all_their_keys_are_not_made(form, shared):
+    """A prompt in a cache of 4500 positions: open stretches here and there, and NaN where whole steps are hidden."""
+    q, k, v = qkv(67, 4500, 16, lead=(1, 2))
+    open_ = torch.zeros(1, 1, 67, 4500, dtype=torch.bool)
+    for first, last in ((5, 9), (1000, 1100), (2047, 2049), (4099, 4100), (4490, 4500)):
+        open_[..., first:last] = True
+    if not shared:
+        open_ = open_ & (torch.rand(1, 1, 67, 4500) < 0.5)
+        open_[..., 4490] = True
+        open_[:, :, 40, :] = False  # a query that sees nothing
+    golden = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), open_)
+    for first, last in ((32, 992), (1120, 2016), (2080, 4096), (4128, 4480)):
+        k[:, :, first:last], v[:, :, first:last] = float("nan"), float("nan")
+    mask = open_[:, :, :1].expand(1, 1, 67, 4500) if shared else open_
+    if form == "float":
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -INF)
+    check_op(SDPA, q, k, v, attn_mask=mask, golden=lambda: golden, **CLOSE)
+
+
 @pytest.mark.parametrize("queries, keys", [(3, 33), (3, 600), (40, 70)])
 def test_nan_and_infinities(queries, keys):
     for bad in (float("nan"), INF, -INF):
