@@ -222,7 +222,11 @@ class _Converter:
         index = self.graph.add_value(self._spec(tensor, key, state))
         if tensor.dim() == 0 and state is None:
             self.graph.scalars[index] = tensor.item()
-        elif state is None and tensor.dtype in (torch.int8, torch.int32, torch.int64) and not isinstance(tensor, FakeTensor):
+        elif (
+            state is None
+            and tensor.dtype in (torch.int8, torch.int32, torch.int64)
+            and not isinstance(tensor, FakeTensor)
+        ):
             # the partitioner is given weights without contents: preprocess finds zeros that it does not
             self.graph.zeros |= set() if bool(tensor.any()) else {index}
         return index

@@ -14,8 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import wgpu
+from wgpu.backends.wgpu_native._ffi import ffi
 
+from backend.runtime import c_types
 from backend.runtime.errors import DeviceError, DeviceLostError
+
+c_types.install(ffi)
 
 WANTED_FEATURES = ("shader-f16", "subgroup", "timestamp-query")
 _TYPE_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "VirtualGPU": 2, "CPU": 3, "Unknown": 4}

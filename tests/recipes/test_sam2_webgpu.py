@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
+from sam2_support import one_thread
 
 import backend.runtime
 from backend.runtime.program import read_program
@@ -45,12 +45,9 @@ print(json.dumps([one.annotation for one in segmenter.masks(segmenter.ask(prompt
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """See test_sam2.py."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def threads() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")

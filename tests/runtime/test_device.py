@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from wgpu.backends.wgpu_native._ffi import ffi
 
 from backend.graph import Graph, Node, Ref, TensorSpec
+from backend.runtime import c_types
 from backend.runtime.builder import Capabilities, lower_graph
 from backend.runtime.device import WRITE, choose_adapter, get_device
 from backend.runtime.errors import DeviceError
@@ -76,5 +78,23 @@ def test_one_that_does_not_compile_does_not_spoil_the_others() -> None:
     for position, item in enumerate(wanted):
         if position != 2:
             device.pipeline(*item)
-    with pytest.raises(DeviceError, match="aten.bad:kernel"):
+    with pytest.raises(DeviceError, match=r"aten\.bad:kernel"):
         device.pipeline(*wanted[2])
+
+
+def test_c_types_from_tables_are_those_that_cffi_parses() -> None:
+    parser = ffi._parser
+    texts = [
+        text
+        for name in ("WGPULimits", "WGPUBuffer", "WGPUBindGroupEntry", "WGPUFeatureName", "uint8_t", "char", "intptr_t")
+        for text in (f"{name} *", f"{name}*", f"{name} []", name)
+    ]
+    for text in texts:
+        found = c_types.simple(parser, text)
+        assert found is not None, text
+        with ffi._lock:
+            parsed = ffi._get_cached_btype(type(parser).parse_type(parser, text))
+            assert ffi._get_cached_btype(found) is parsed, text
+    for text in ("void(WGPUDevice const *, void *)", "no_such_name *", "WGPULimits **"):
+        assert c_types.simple(parser, text) is None
+    assert parser.parse_type.__module__ == c_types.__name__
