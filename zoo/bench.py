@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from zoo.program import Program
 
 
+LONG_SECONDS = 60  # a workload that takes longer gets fewer rounds: as many as fit, and FEW_ROUNDS at least
+FEW_ROUNDS = 3
+
+
 def bench(
     recipe: Recipe,
     requests: Sequence[ExportRequest],
@@ -107,18 +111,23 @@ def _time(recipe: Recipe, workload: Workload, kept: set[str], runs: int, warmup:
     times: dict[str, list[float]] = {side: [] for side in calls}
     missing: dict[str, str] = {}
     with step(f"{recipe.name}, {workload.name}: {warmup} + {runs} rounds of {', '.join(calls)}"), quiet_libraries():
-        for turn in range(warmup + runs):
-            for side, call in calls.items():
-                if side in missing:
-                    continue
-                start = time.perf_counter()
+        began = time.perf_counter()
+        for _ in range(warmup):
+            for side in [side for side in calls if side not in missing]:
                 try:
-                    call()
+                    calls[side]()
                 except UserError as error:
                     missing[side] = str(error)
-                    continue
-                if turn >= warmup:
-                    times[side].append(time.perf_counter() - start)
+            if time.perf_counter() - began > LONG_SECONDS / 3:
+                break
+        began = time.perf_counter()
+        for turn in range(runs):
+            for side in [side for side in calls if side not in missing]:
+                start = time.perf_counter()
+                calls[side]()
+                times[side].append(time.perf_counter() - start)
+            if turn + 1 >= FEW_ROUNDS and time.perf_counter() - began > LONG_SECONDS:
+                break
     for side, reason in missing.items():
         say(f"{workload.name}: {side} left out: {reason}")
     medians = {side: statistics.median(spent) for side, spent in times.items() if spent}
@@ -130,7 +139,7 @@ def _time(recipe: Recipe, workload: Workload, kept: set[str], runs: int, warmup:
             "side": side,
             "median_ms": 1e3 * median,
             "min_ms": 1e3 * min(times[side]),
-            "runs": runs,
+            "runs": len(times[side]),
             "unit": workload.unit,
             "s_per_unit": median / workload.amount,
             "units_per_s": workload.amount / median,

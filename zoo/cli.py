@@ -330,7 +330,7 @@ def bench(
     qlinear: Qlinear = FULL_PRECISION,
     qembedding: Qembedding = FULL_PRECISION,
     settings: Setting = None,
-    runs: Annotated[int, typer.Option(help="Timed calls of each method.")] = 20,
+    runs: Annotated[int, typer.Option(help="Timed rounds at most; fewer where they take long.")] = 20,
     runtime: Runtime = "executorch",
     traced: Annotated[bool, typer.Option("--trace", help="GPU time of every kernel instead (WebGPU).")] = False,
     against: Annotated[

@@ -20,7 +20,7 @@ from recipes.florence2.checkpoint import Checkpoint
 
 NOTICE = "SYNTHETIC WEIGHTS ({why}): the model has the right structure and size, but what it sees means nothing"
 SEED = 20261120
-LOGIT_STD = 3.0
+LOGIT_STD = 1.0
 _STRONG = ("q_proj", "k_proj", "out_proj", "fc2")
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # the first ids, in BART's order
 LOCATIONS = [f"<loc_{bin_}>" for bin_ in range(1000)]
@@ -108,9 +108,9 @@ def _fill(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
         weight.normal_(0, 0.1, generator=generator)
     elif weight.dim() == 1:
         weight.uniform_(0.5, 1.5, generator=generator)
-    elif "shared" in name or "lm_head" in name:
+    elif "shared" in name or "lm_head" in name or "embed_positions" in name:
         weight.normal_(0, LOGIT_STD * weight.shape[1] ** -0.5, generator=generator)
-    elif "embed" in name:  # positions, of text and of pictures
+    elif "embed" in name:  # positions in pictures
         weight.normal_(0, 0.3, generator=generator)
     else:
         # Attention that looks somewhere, and layers that count beside what they are added to: or every token would be

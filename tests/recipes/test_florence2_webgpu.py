@@ -20,6 +20,7 @@ from zoo.check import check
 from zoo.export import ExportReport, export, make_request
 from zoo.program import Program
 
+MAIN = "from zoo.cli import main; main()"
 WITHOUT_TORCH = """
 import sys
 for name in ("torch", "transformers", "executorch"):
@@ -78,7 +79,7 @@ def test_both_runtimes_and_a_process_without_torch_say_the_same(
 
 def test_the_command(exported: tuple[Path, ExportReport], photo: Path, tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "zoo.cli", "run", "florence2", *arguments, "--pte", str(exported[0])]
+        command = [sys.executable, "-c", MAIN, "run", "florence2", *arguments, "--pte", str(exported[0])]
         root = Path(__file__).parents[2]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
 
