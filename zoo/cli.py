@@ -167,8 +167,7 @@ def _describe(recipe: Recipe) -> dict[str, Any]:
                 "runs": target.runs,
                 "modes": list(recipe.modes(backend)),
                 "available": list(available(recipe, backend)),
-                "embedding_modes": list(recipe.embedding_modes(backend)),
-                "embedding_available": list(available(recipe, backend, "embedding")),
+                **({"embeddings": list(available(recipe, backend, "embedding"))} if recipe.embeddings else {}),
             }
             for backend, target in TARGETS.items()
         },

@@ -14,7 +14,7 @@ import pytest
 from recipes.recipe import Comparison, ExportRequest, Method, QuantMode, Recipe, Tolerance, UserError
 from zoo import artifact, quantize
 from zoo.check import CheckReport, compare
-from zoo.export import ExportReport, NotDelegated, ensure_exported, export, make_request
+from zoo.export import ExportReport, NotDelegated, ensure_exported, export, make_request, parse_options
 
 LOOSE = Tolerance(0.0, 1e-3, "for the test")
 
@@ -205,6 +205,29 @@ def test_q3_modes_of_the_gpu_backend_come_from_its_own_list(toy: Recipe, monkeyp
     monkeypatch.setattr("backend.quantization.MODES", {"8w": None})
     with pytest.raises(UserError, match=r"declared for toy on webgpu, but webgpu has no kernel.*work there: none$"):
         make_request(toy, "webgpu", qlinear="4w")
+
+
+def test_modes_of_embeddings_and_options(toy: Recipe) -> None:
+    rich = dataclasses.replace(
+        toy,
+        embeddings={"webgpu": (QuantMode("4w"), QuantMode("8da4w")), "xnnpack": (QuantMode("8w"),)},
+        options={"context": ("auto", "64"), "kind": ("a", "b")},
+    )
+    request = make_request(rich, "webgpu", qembedding="4w", options=parse_options(["kind=b", " context = 64 "]))
+    assert request.qembedding == "4w" and request.options == (("context", "64"), ("kind", "b"))
+    plain = make_request(rich, "webgpu")
+    path, other = artifact.default_path(rich, request), artifact.default_path(rich, plain)
+    assert path.name == "toy-webgpu-fp32-embedding=4w-context=64-kind=b.pte" and other.name == "toy-webgpu-fp32.pte"
+    assert artifact.key(rich, request)["qembedding"] == "4w" and "qembedding" not in artifact.key(rich, plain)
+    assert quantize.available(rich, "webgpu", "embedding") == ("none", "4w")  # a table has no activations
+    for backend, mode in (("webgpu", "8da4w"), ("xnnpack", "8w")):
+        with pytest.raises(UserError, match=r"declared for toy on .* has no kernel.*modes that work there: none"):
+            make_request(rich, backend, qembedding=mode)
+    for settings in (["kind"], ["=b"], ["kind="]):
+        with pytest.raises(UserError, match="give NAME=VALUE"):
+            parse_options(settings)
+    with pytest.raises(UserError, match="gives kind twice: a and b"):
+        parse_options(["kind=a", "kind=b"])
 
 
 def test_keeps_must_meet_a_module(toy: Recipe) -> None:

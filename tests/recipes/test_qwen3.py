@@ -19,13 +19,16 @@ import torch
 
 from recipes import recipe as registry
 from recipes.qwen3 import RECIPE, modules, standin
+from recipes.qwen3.bench import workloads
 from recipes.qwen3.build import build
 from recipes.qwen3.check import EagerProgram
 from recipes.qwen3.modules import StepMethod, Vocabulary
 from recipes.qwen3.runner import Chat, ContextFull, converse
 from recipes.qwen3.sampling import Sampling
 from recipes.recipe import Bundle, ExportRequest, UserError
+from zoo import quantize
 from zoo.artifact import default_path, key
+from zoo.bench import bench as run_bench
 from zoo.check import compare
 from zoo.export import make_request
 
@@ -70,6 +73,27 @@ def test_tied_weight_is_one_tensor_in_both_precisions() -> None:
     bundle = build(with_options)
     assert bundle.methods["step"].module.layers[0].attention.keys.shape == (1, 2, 512, 32)  # type: ignore
     assert bundle.methods["step"].module.layers[0].attention.keys.dtype == torch.float32  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("qlinear", "qembedding", "once"),
+    [("4w", "4w", True), ("8w", "8w", True), ("8da4w", "4w", True), ("8da8w", "8w", True), ("8w", "4w", False)],
+)
+def test_a_tied_table_has_the_codes_of_the_head(qlinear: str, qembedding: str, once: bool) -> None:
+    """One set of codes is stored where the modes agree; the sizes that export prints know it."""
+    request = ExportRequest("webgpu", "tiny", qlinear=qlinear, qembedding=qembedding)
+    methods = build(request).methods
+    before = quantize.stored_bytes(methods)
+    done = quantize.apply_request(RECIPE, request, methods)
+    vocabulary: Any = methods["step"].module.vocabulary
+    table, head = vocabulary.tables[0].weight, vocabulary.heads[0].weight
+    assert torch.equal(table.qdata, head.qdata) == torch.equal(table.scale, head.scale) == once
+    assert "step.vocabulary.tables.0" in done.changed and "step.vocabulary.heads.0" in done.changed
+    linears = [part for part in methods["step"].module.modules() if isinstance(part, torch.nn.Linear)]
+    shapes = [tuple(part.weight.shape) for part in linears]
+    saved = sum(4 * n * k - quantize.weight_bytes(n, k, 4, qlinear) for n, k in shapes)
+    assert done.saved == before - quantize.stored_bytes(methods)
+    assert done.saved == saved - (0 if once else quantize.weight_bytes(576, 64, 4, qembedding))
 
 
 # the conversation
@@ -236,6 +260,8 @@ def test_declaration() -> None:
     assert RECIPE.modes("webgpu") == ("none", "4w", "8w", "8da4w", "8da8w")
     assert RECIPE.modes("xnnpack") == ("none", "8da4w", "8da8w")
     assert RECIPE.modes("vulkan") == ("none", "4w", "8da4w")
+    assert RECIPE.embedding_modes("webgpu") == RECIPE.embedding_modes("mlx") == ("none", "4w", "8w")
+    assert RECIPE.embedding_modes("xnnpack") == RECIPE.embedding_modes("vulkan") == ("none",)
     assert all(bound.why for bounds in RECIPE.tolerances.values() for bound in bounds.values())
     assert RECIPE.tolerances["webgpu", "fp32", "none"]["logits"].bound(100.0) == 1e-3
 
@@ -285,6 +311,35 @@ def test_check_sees_faults_of_the_caches(fault: str) -> None:
 
     failed = {row.name for row in RECIPE.check(Faulty(), request) if not compare(row).passed}
     assert {"steps.logits", "stepwise[9].logits"} <= failed
+
+
+def test_workloads_are_the_same_work_on_every_side(tiny: Ready) -> None:
+    """Tokens by the caches' capacity; a step at the end of a context changes nothing before it."""
+    request = ExportRequest("webgpu", "tiny", qlinear="4w")
+    found = {work.name: work for work in workloads({"webgpu": tiny.program}, request)}
+    assert list(found) == ["prompt of 128", "step at 128", "step at 256"]
+    assert [work.amount for work in found.values()] == [128, 1, 1]
+    for work in found.values():
+        assert work.unit == "token" and list(work.calls) == ["webgpu", "eager"]
+        ours, theirs = (np.asarray(call()) for call in work.calls.values())
+        assert ours.shape == (1, 576)
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    layer = 64 * 256 + 128 * 64 + 64 * 192 + 96 * 64
+    count = 2 * layer + 576 * 64
+    assert found["step at 128"].weight_bytes == count // 2 + count // 32 * 4 and not found["prompt of 128"].weight_bytes
+
+
+def test_bench_says_what_copying_the_weights_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("recipes.qwen3.bench.PROMPTS", (4,))
+    monkeypatch.setattr("recipes.qwen3.bench.CONTEXTS", (128,))
+    requests = [make_request(RECIPE, "webgpu", weights="tiny", options={"kv-dtype": "fp16"})]
+    report = run_bench(RECIPE, requests, runs=2, warmup=1, memory=False)
+    rows = {(row["workload"], row["side"]): row for row in report["results"]}
+    row = rows["step at 128", "webgpu"]
+    assert row["weight_copy_ms"] == pytest.approx(row["weight_bytes"] / report["copy_gb_s"] / 1e6)
+    assert row["units_per_s"] == pytest.approx(1 / row["s_per_unit"]) and report["copy_gb_s"] > 0
+    assert all("weight_bytes" not in row for key, row in rows.items() if key != ("step at 128", "webgpu"))
 
 
 @pytest.mark.slow

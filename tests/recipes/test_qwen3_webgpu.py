@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from backend.graph import from_blob
 from backend.runtime.program import read_program
 from recipes.qwen3 import RECIPE
 from recipes.qwen3.runner import Chat
@@ -51,6 +52,23 @@ def test_one_partition_and_the_tied_table_once(exported: tuple[Path, ExportRepor
 def test_check_passes(exported: tuple[Path, ExportReport]) -> None:
     report = check(RECIPE, make_request(RECIPE, "webgpu", weights="tiny"), pte=exported[0])
     assert report.passed, report
+
+
+def test_quantized_with_its_tied_table_once(tmp_path: Path) -> None:
+    """Of a program with the options that the command takes as --set: against the same codes in float64."""
+    request = make_request(
+        RECIPE, "webgpu", weights="tiny", qlinear="8da4w", qembedding="4w", options={"kv-dtype": "fp16"}
+    )
+    report = export(RECIPE, request, tmp_path / "qwen3.pte")
+    assert report.methods["step"].undelegated == 0
+    (call,) = read_program(report.path).methods["step"].calls
+    graph = from_blob(call.blob)
+    tables = [node for node in graph.nodes if node.op == "zoo.quantized_embedding"]
+    keys = [graph.values[node.args["weight"].value].constant for node in graph.nodes if "bits" in node.args]
+    assert len(tables) == 1 and len(keys) == len(set(keys)) + 1  # the head's
+    assert report.bytes_before is not None and report.bytes < report.bytes_before / 1.5
+    checked = check(RECIPE, request, pte=report.path)
+    assert checked.passed, checked
 
 
 def test_both_runtimes_and_a_process_without_torch_write_the_same(exported: tuple[Path, ExportReport]) -> None:
