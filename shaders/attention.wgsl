@@ -60,13 +60,13 @@ var<workgroup> steps: vec2<u32>;
   if (lid < 2u) { atomicStore(&seen[lid], 0u); }
   workgroupBarrier();
   for (var key = part + lid; key < min(end, part + 2048u); key += 64u) {
-    var visible = false;
+    var visible = false; // found without a branch, so that reads do not wait for each other
     let at = mask_base + first_q * p.mask_query + key * p.mask_key;
     for (var r = 0u; r < mask_rows; r++) {
 {% if mask == "bool" %}
-      visible = visible || load_mask(at + r * p.mask_query);
+      visible = visible | load_mask(at + r * p.mask_query);
 {% else %}
-      visible = visible || bitcast<u32>(load_mask(at + r * p.mask_query)) != 0xff800000u;
+      visible = visible | (bitcast<u32>(load_mask(at + r * p.mask_query)) != 0xff800000u);
 {% endif %}
     }
     if (visible) { atomicOr(&seen[(key - part) / 1024u], 1u << ((key - part) / 32u % 32u)); }
