@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.expr import Expr
 from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
 from backend.runtime.builder import Capabilities, Dispatch, lower_graph
 from backend.runtime.delegate import Delegate
@@ -202,6 +203,35 @@ def test_plans_of_several_shapes_share_scratch_memory_without_mixing():
         np.testing.assert_allclose(delegate.execute([x])[0], x + expected, rtol=1e-5)
     assert len(delegate._plans) == len(set(shapes))
     delegate.close()
+
+
+def test_fifty_lengths_give_what_fresh_plans_give():
+    """One delegate meets them in a shuffled order, more than it keeps plans for; every other one is new to each."""
+    s = Expr("s0")
+    graph = Graph(symbols={"s0": (1, 200)})
+    x = graph.add_value(TensorSpec("float32", (s, 12)))
+    w = graph.add_value(TensorSpec("float32", (12, 12), "w"))
+    product, soft, summed = (graph.add_value(TensorSpec("float32", (s, 12))) for _ in range(3))
+    mean = graph.add_value(TensorSpec("float32", (12,)))
+    graph.nodes = [
+        Node("aten.mm.default", {"self": Ref(x), "mat2": Ref(w)}, (product,)),
+        Node("aten._softmax.default", {"self": Ref(product), "dim": 0, "half_to_float": False}, (soft,)),
+        Node("aten.cumsum.default", {"self": Ref(soft), "dim": 0, "dtype": None}, (summed,)),
+        Node("aten.mean.dim", {"self": Ref(product), "dim": [0], "keepdim": False, "dtype": None}, (mean,)),
+    ]
+    graph.inputs, graph.outputs = [x], [summed, mean]
+    rng = np.random.default_rng(0)
+    data = {"w": rng.standard_normal((12, 12)).astype(np.float32).tobytes()}
+    blob = to_blob(graph)
+    kept = Delegate(blob, data.__getitem__)
+    lengths = [*range(1, 41), 64, 65, 97, 127, 128, 129, 150, 191, 199, 200]
+    for length in random.Random(0).sample(lengths * 2, 2 * len(lengths)):
+        array = rng.standard_normal((length, 12)).astype(np.float32)
+        fresh = Delegate(blob, data.__getitem__)
+        for actual, wanted in zip(kept.execute([array]), fresh.execute([array]), strict=True):
+            np.testing.assert_array_equal(actual, wanted)
+        fresh.close()
+    kept.close()
 
 
 def test_lowering_is_deterministic():
