@@ -6,13 +6,16 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+LINE_EVERY = 20.0  # seconds between lines of progress in a log
 
 
 class ReaderClosed(Exception):
@@ -32,6 +35,47 @@ def say(line: str) -> None:
 def notice(line: str) -> None:
     """Prints a line on stderr that must not be missed."""
     stderr().print(f"NOTICE: {line}", style="bold yellow", markup=False)
+
+
+@contextmanager
+def progress(what: str, total: int, unit: str) -> Iterator[Callable[..., None]]:
+    """Yields a function to call with how many units were done, 1 by default.
+
+    A bar with the time left on a terminal; now and then a line in a log.
+    """
+    console = stderr()
+    if total > 1 and console.is_terminal:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(what.replace("[", r"\["), total=total)
+            yield lambda count=1: bar.advance(task, count)
+        return
+    started = last = time.perf_counter()
+    done = 0
+
+    def advance(count: int = 1) -> None:
+        nonlocal last, done
+        done += count
+        now = time.perf_counter()
+        if now - last >= LINE_EVERY and done < total:
+            last = now
+            say(f"{what}: {unit} {done} of {total}, {duration((now - started) / done * (total - done))} left")
+
+    yield advance
+
+
+def duration(seconds: float) -> str:
+    """`1 h 5 min`, `3 min 20 s` or `7 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes // 60} h {minutes % 60} min"
+        if minutes >= 60
+        else f"{minutes} min {rest} s"
+        if minutes
+        else f"{rest} s"
+    )
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,9 +23,7 @@ from recipes.real_esrgan.pictures import Picture, open_picture
 from recipes.real_esrgan.resample import Resizer
 from recipes.real_esrgan.sinks import check_picture_output, loses, open_sink
 from recipes.recipe import UserError
-from zoo.console import say, stderr
-
-_LINE_EVERY = 20.0  # seconds between lines of progress in a log
+from zoo.console import progress, say
 
 
 class Runnable(Protocol):
@@ -105,7 +102,7 @@ class Upscaler:
         started = time.perf_counter()
         with (
             open_sink(output, width, height, channels, deep, picture.icc) as sink,
-            progress(source.name, layout.tiles) as advance,
+            progress(source.name, layout.tiles, "tile") as advance,
         ):
             for rows in self._rows(picture, layout, width, height, advance):
                 sink.write(rows)
@@ -191,41 +188,3 @@ def folder_pairs(source: Path, output: Path) -> list[tuple[Path, Path]]:
     stems = [path.stem for path in paths]
     names = [path.stem if stems.count(path.stem) == 1 else path.name for path in paths]
     return [(path, output / f"{name}.png") for path, name in zip(paths, names, strict=True)]
-
-
-@contextmanager
-def progress(what: str, steps: int) -> Iterator[Callable[[], None]]:
-    """Yields a function to call after each step: a bar with the time left, or now and then a line in a log."""
-    console = stderr()
-    if steps > 1 and console.is_terminal:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(what.replace("[", r"\["), total=steps)
-            yield lambda: bar.advance(task)
-        return
-    started = last = time.perf_counter()
-    count = 0
-
-    def advance() -> None:
-        nonlocal last, count
-        count += 1
-        now = time.perf_counter()
-        if now - last >= _LINE_EVERY and count < steps:
-            last = now
-            left = (now - started) / count * (steps - count)
-            say(f"{what}: tile {count} of {steps}, {_duration(left)} left")
-
-    yield advance
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes // 60} h {minutes % 60} min"
-        if minutes >= 60
-        else f"{minutes} min {rest} s"
-        if minutes
-        else f"{rest} s"
-    )

@@ -5,9 +5,7 @@ The reference's mask generation on one crop: predicted IoU, stability under a sh
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +13,7 @@ import numpy as np
 from recipes.recipe import UserError
 from recipes.sam2.masks import Found, stability, suppress
 from recipes.sam2.runner import Segmenter
-from zoo.console import say, stderr
-
-_LINE_EVERY = 20.0  # seconds between lines of progress in a log
+from zoo.console import progress
 
 
 @dataclass(frozen=True)
@@ -67,31 +63,8 @@ def candidates(segmenter: Segmenter, limits: Limits, advance: Callable[[int], No
 
 def everything(segmenter: Segmenter, limits: Limits) -> list[Found]:
     """All masks of the picture, the surest first."""
-    with progress("points", limits.grid**2) as advance:
+    with progress("every point", limits.grid**2, "point") as advance:
         found = list(candidates(segmenter, limits, advance))
     boxes = np.array([one.box for one in found], np.float64).reshape(-1, 4)
     scores = np.array([one.score for one in found])
     return [found[index] for index in suppress(boxes, scores, limits.max_overlap)]
-
-
-@contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function that takes how many were done: a bar on a terminal, now and then a line in a log."""
-    console = stderr()
-    if console.is_terminal:
-        from rich.progress import Progress
-
-        with Progress(console=console, transient=True) as bar:
-            task = bar.add_task(what, total=total)
-            yield lambda count: bar.advance(task, count)
-        return
-    done, last = 0, time.monotonic()
-
-    def advance(count: int) -> None:
-        nonlocal done, last
-        done += count
-        if time.monotonic() - last >= _LINE_EVERY and done < total:
-            last = time.monotonic()
-            say(f"{done} of {total} {what}")
-
-    yield advance

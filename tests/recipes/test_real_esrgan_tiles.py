@@ -16,6 +16,7 @@ from PIL import Image
 from real_esrgan_support import eager, limits_of
 from rich.console import Console
 
+import zoo.console
 from recipes.real_esrgan import resample, runner, tiling
 from recipes.real_esrgan.variants import VARIANTS
 from recipes.recipe import UserError
@@ -109,7 +110,7 @@ def test_tiles_that_do_not_cover_say_so_and_how_long_it_takes(
     tmp_path: Path, upscaler: runner.Upscaler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Image.new("RGB", (100, 90)).save(tmp_path / "in.png")
-    monkeypatch.setattr(runner, "_LINE_EVERY", 0)
+    monkeypatch.setattr(zoo.console, "LINE_EVERY", 0)
     upscaler.file(tmp_path / "in.png", tmp_path / "out.png")
     said = capsys.readouterr().err
     assert "overlap" not in said and "in.png: tile 1 of 36, " in said and " left" in said
@@ -127,8 +128,8 @@ def test_tiles_that_do_not_cover_say_so_and_how_long_it_takes(
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(runner, "stderr", lambda: console)
-    with runner.progress("a[b].png", 3) as advance:
+    monkeypatch.setattr(zoo.console, "stderr", lambda: console)
+    with zoo.console.progress("a[b].png", 3, "tile") as advance:
         for _ in range(3):
             advance()
     assert "a[b].png" in console.file.getvalue() and "3/3" in console.file.getvalue()
