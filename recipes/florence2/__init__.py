@@ -18,23 +18,19 @@ import typer
 
 from recipes.command import BackendOption, DtypeOption, PteOption, QlinearOption, RuntimeOption, WeightsOption, opened
 from recipes.florence2.checkpoint import HUB_ID, SIZES, weights_argument
-from recipes.recipe import FULL_PRECISION, QuantMode, Recipe, Tolerance, UserError, deferred, tolerance_table
+from recipes.recipe import FULL_PRECISION, Recipe, Tolerance, UserError, deferred, quant_modes, tolerance_table
 
 KEEPS = {
     "vision.projection": "every picture token passes here, once a picture: 0.3% of the weights",
 }
 
 
-def _modes(*names: str) -> tuple[QuantMode, ...]:
-    return tuple(QuantMode(name, KEEPS) for name in names)
-
-
 QUANTIZATION = {
-    "xnnpack": _modes("8da4w", "8da8w"),
-    "webgpu": _modes("4w", "8w", "8da4w", "8da8w"),
-    "vulkan": _modes("4w", "8da4w"),
-    "cuda": _modes("4w", "8w"),
-    "mlx": _modes("4w", "8w"),
+    "xnnpack": quant_modes("8da4w", "8da8w", keeps=KEEPS),
+    "webgpu": quant_modes("4w", "8w", "8da4w", "8da8w", keeps=KEEPS),
+    "vulkan": quant_modes("4w", "8da4w", keeps=KEEPS),
+    "cuda": quant_modes("4w", "8w", keeps=KEEPS),
+    "mlx": quant_modes("4w", "8w", keeps=KEEPS),
 }
 DTYPES = ("fp32", "fp16")
 

@@ -26,21 +26,16 @@ from recipes.command import (
     WeightsOption,
     opened,
 )
-from recipes.recipe import FULL_PRECISION, QuantMode, Recipe, Tolerance, UserError, deferred, tolerance_table
+from recipes.recipe import FULL_PRECISION, Recipe, Tolerance, UserError, deferred, quant_modes, tolerance_table
 from recipes.sam2.checkpoint import HUB_ID, SIZES, weights_argument
-
-
-def _modes(*names: str) -> tuple[QuantMode, ...]:
-    return tuple(QuantMode(name) for name in names)
-
 
 # No linear is kept. What is no linear stays: convolutions, norms, and the places of points.
 QUANTIZATION = {
-    "xnnpack": _modes("8da4w", "8da8w"),
-    "cuda": _modes("4w", "8w"),
-    "vulkan": _modes("4w", "8da4w"),
-    "webgpu": _modes("4w", "8w", "8da4w", "8da8w"),
-    "mlx": _modes("4w", "8w"),
+    "xnnpack": quant_modes("8da4w", "8da8w"),
+    "cuda": quant_modes("4w", "8w"),
+    "vulkan": quant_modes("4w", "8da4w"),
+    "webgpu": quant_modes("4w", "8w", "8da4w", "8da8w"),
+    "mlx": quant_modes("4w", "8w"),
 }
 DTYPES = ("fp32", "fp16")
 
