@@ -13,7 +13,7 @@ import pytest
 
 from recipes.recipe import Comparison, ExportRequest, Method, QuantMode, Recipe, Tolerance, UserError
 from zoo import artifact, quantize
-from zoo.check import CheckReport, compare
+from zoo.check import CheckReport, check, compare
 from zoo.export import ExportReport, NotDelegated, ensure_exported, export, make_request, parse_options
 
 LOOSE = Tolerance(0.0, 1e-3, "for the test")
@@ -76,6 +76,17 @@ def test_programs_give_what_eager_gives(toy: Recipe, tmp_path: Path, backend: st
     scale = np.abs(golden).max()
     assert np.abs(actual - golden).max() <= bound * scale
     assert (np.abs(actual - _golden(toy, x)).max() > 1e-4 * scale) == (qlinear != "none")
+
+
+def test_vulkan_exports_with_the_partitioner_of_the_wheel(toy: Recipe, tmp_path: Path) -> None:
+    """It does not run here; what it took and what not is reported, the 4-bit linear inside."""
+    plain, small = (_export(toy, tmp_path, "vulkan", qlinear=mode) for mode in ("none", "8da4w"))
+    assert plain.methods["scale"].partitions == 1 and plain.methods["scale"].undelegated == 0
+    assert small.methods["scale"].partitions >= 1 and small.bytes_before is not None
+    assert sum(row.count for row in small.refusals) == sum(row.undelegated for row in small.methods.values())
+    assert set(small.kept) == {"scale.head"}
+    with pytest.raises(UserError, match="export only"):
+        check(toy, make_request(toy, "vulkan", weights="tiny"), pte=small.path)
 
 
 def test_state_survives_calls_of_other_methods(toy: Recipe, tmp_path: Path) -> None:
