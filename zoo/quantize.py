@@ -122,6 +122,23 @@ def apply_request(recipe: Recipe, request: ExportRequest, methods: Mapping[str, 
     return done
 
 
+def settle(recipe: Recipe, request: ExportRequest, methods: Mapping[str, Method]) -> None:
+    """Gives the weights of `methods`, in float32 (torchao takes no float64), the values that they stand for once
+    quantized as `request` asks: what a check compares with, so that it sees the errors of kernels and of quantized
+    activations, not those of the weights' grid."""
+    if {request.qlinear, request.qembedding} == {FULL_PRECISION}:
+        return
+    import torch
+    from torchao.utils import TorchAOBaseTensor
+
+    apply_request(recipe, request, methods)
+    for method in methods.values():
+        for module in method.module.modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, TorchAOBaseTensor):
+                module.weight = torch.nn.Parameter(weight.dequantize(), requires_grad=False)
+
+
 def stored_bytes(methods: Mapping[str, Method]) -> int:
     """Bytes of all weights as a program stores them: equal ones once, codes in as many bits as their mode says."""
     from torchao.utils import TorchAOBaseTensor

@@ -48,7 +48,22 @@ def _xnnpack(method: str, qlinear: str) -> list[Any]:
 def _vulkan(method: str, qlinear: str) -> list[Any]:
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
 
-    return [VulkanPartitioner()]
+    from backend.partitioner import tag_states
+
+    class Partitioner(VulkanPartitioner):  # type: ignore[misc]  # the wheel has no types
+        def partition(self, exported_program: Any) -> Any:
+            """The wheel gives a state to one of several delegates that use it, which no program can hold."""
+            result = super().partition(exported_program)
+            program = result.tagged_exported_program
+            signature = program.graph_signature
+            mutated = set(signature.buffers_to_mutate.values())
+            for node in program.graph.nodes:
+                if node.op == "placeholder" and signature.inputs_to_buffers.get(node.name) in mutated:
+                    node.meta.pop("delegation_tag", None)
+            tag_states(program)
+            return result
+
+    return [Partitioner()]
 
 
 def _cuda(method: str, qlinear: str) -> list[Any]:

@@ -15,7 +15,8 @@ import torch
 from recipes.florence2.build import build
 from recipes.florence2.generate import Decoder, Runnable, Search, generate, search_of
 from recipes.florence2.runner import pixel_values
-from recipes.recipe import FULL_PRECISION, Bundle, Comparison, ExportRequest, Tolerance, UserError
+from recipes.recipe import Bundle, Comparison, ExportRequest, Tolerance, UserError
+from zoo import quantize
 from zoo.pictures import SAMPLE, read_rgb, sample_path
 
 SEED = 11
@@ -52,19 +53,10 @@ class Recorded:
 
 def golden_bundle(request: ExportRequest) -> Bundle:
     """The methods in float64 on the values that the program's weights stand for, rounded or quantized as they are."""
+    from recipes.florence2 import RECIPE
+
     bundle = build(request)
-    if request.qlinear != FULL_PRECISION:
-        from torchao.utils import TorchAOBaseTensor
-
-        from recipes.florence2 import RECIPE
-        from zoo import quantize
-
-        declared = next(mode for mode in RECIPE.quantization[request.backend] if mode.name == request.qlinear)
-        quantize.apply(bundle.methods, request.qlinear, declared)
-        for method in bundle.methods.values():
-            for module in method.module.modules():
-                if isinstance(module, torch.nn.Linear) and isinstance(module.weight, TorchAOBaseTensor):
-                    module.weight = torch.nn.Parameter(module.weight.dequantize(), requires_grad=False)
+    quantize.settle(RECIPE, request, bundle.methods)
     for method in bundle.methods.values():
         method.module.double()
     return bundle

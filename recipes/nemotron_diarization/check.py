@@ -16,6 +16,7 @@ from recipes.nemotron_diarization import voices
 from recipes.nemotron_diarization.build import make_bundle
 from recipes.nemotron_diarization.runner import OFFLINE, Diarizer, Runnable
 from recipes.recipe import FULL_PRECISION, Bundle, Comparison, ExportRequest, Tolerance
+from zoo import quantize
 
 SEED = 11
 SECONDS = 180.0  # of the recording: seven chunks of offline mode, the speaker cache compressed at each
@@ -49,18 +50,11 @@ def golden_bundle(request: ExportRequest) -> Bundle:
     if request.qlinear == FULL_PRECISION:
         checkpoint.model.double()
         return make_bundle(checkpoint)
-    from torchao.utils import TorchAOBaseTensor
-
     from recipes.nemotron_diarization import RECIPE
-    from zoo import quantize
 
     bundle = make_bundle(checkpoint)
-    declared = next(mode for mode in RECIPE.quantization[request.backend] if mode.name == request.qlinear)
-    quantize.apply(bundle.methods, request.qlinear, declared)  # in float32: torchao takes no float64
+    quantize.settle(RECIPE, request, bundle.methods)
     for method in bundle.methods.values():
-        for module in method.module.modules():
-            if isinstance(module, torch.nn.Linear) and isinstance(module.weight, TorchAOBaseTensor):
-                module.weight = torch.nn.Parameter(module.weight.dequantize(), requires_grad=False)
         method.module.double()
     return bundle
 

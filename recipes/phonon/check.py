@@ -16,6 +16,7 @@ from recipes.phonon import checkpoint as checkpoints
 from recipes.phonon.build import make_bundle
 from recipes.phonon.runner import Runnable, Speaker
 from recipes.recipe import FULL_PRECISION, Bundle, Comparison, ExportRequest, Tolerance
+from zoo import quantize
 
 TEXT = "The train leaves at 9:45, so be there on time."
 SEED = 7
@@ -46,18 +47,11 @@ def golden_bundle(request: ExportRequest) -> Bundle:
         checkpoint.model.double()
         checkpoint.codec.double()
         return make_bundle(checkpoint)
-    from torchao.utils import TorchAOBaseTensor
-
     from recipes.phonon import RECIPE
-    from zoo import quantize
 
     bundle = make_bundle(checkpoint)
-    declared = next(mode for mode in RECIPE.quantization[request.backend] if mode.name == request.qlinear)
-    quantize.apply(bundle.methods, request.qlinear, declared)  # in float32: torchao takes no float64
+    quantize.settle(RECIPE, request, bundle.methods)
     for method in bundle.methods.values():
-        for module in method.module.modules():
-            if isinstance(module, torch.nn.Linear) and isinstance(module.weight, TorchAOBaseTensor):
-                module.weight = torch.nn.Parameter(module.weight.dequantize(), requires_grad=False)
         method.module.double()
     return bundle
 

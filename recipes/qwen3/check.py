@@ -14,7 +14,8 @@ import torch
 
 from recipes.qwen3.build import build
 from recipes.qwen3.runner import Runnable
-from recipes.recipe import FULL_PRECISION, Bundle, Comparison, ExportRequest, Tolerance
+from recipes.recipe import Bundle, Comparison, ExportRequest, Tolerance
+from zoo import quantize
 
 SEED = 7
 PROMPT, STEPS = 512, 128  # of a context that is large enough
@@ -39,19 +40,10 @@ def golden_bundle(request: ExportRequest) -> Bundle:
     So the check sees the errors of the arithmetic, of the caches and of quantized activations, and not those of the
     weights' grid.
     """
+    from recipes.qwen3 import RECIPE
+
     bundle = build(request)
-    if {request.qlinear, request.qembedding} != {FULL_PRECISION}:
-        from torchao.utils import TorchAOBaseTensor
-
-        from recipes.qwen3 import RECIPE
-        from zoo import quantize
-
-        quantize.apply_request(RECIPE, request, bundle.methods)
-        for method in bundle.methods.values():
-            for module in method.module.modules():
-                kinds = torch.nn.Linear | torch.nn.Embedding
-                if isinstance(module, kinds) and isinstance(module.weight, TorchAOBaseTensor):
-                    module.weight = torch.nn.Parameter(module.weight.dequantize(), requires_grad=False)
+    quantize.settle(RECIPE, request, bundle.methods)
     for method in bundle.methods.values():
         method.module.double()
     return bundle

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from recipes.recipe import FULL_PRECISION, Bundle, Comparison, ExportRequest, Tolerance
+from recipes.recipe import Bundle, Comparison, ExportRequest, Tolerance
 from recipes.sam2.build import build
 from recipes.sam2.masks import as_mask_prompt, as_pixels, mask_of
 from recipes.sam2.prompts import Prompt
 from recipes.sam2.runner import Answer, Runnable
+from zoo import quantize
 from zoo.pictures import SAMPLE, read_rgb, sample_path
 
 PICTURES = ("chelsea", "astronaut")  # 451×300 and 512×512; the second shows that the first is forgotten
@@ -41,19 +42,10 @@ def golden_bundle(request: ExportRequest) -> Bundle:
 
     So the check sees the errors of the arithmetic and of quantized activations, not those of the weights' grid.
     """
+    from recipes.sam2 import RECIPE
+
     bundle = build(request)
-    if request.qlinear != FULL_PRECISION:
-        from torchao.utils import TorchAOBaseTensor
-
-        from recipes.sam2 import RECIPE
-        from zoo import quantize
-
-        declared = next(mode for mode in RECIPE.quantization[request.backend] if mode.name == request.qlinear)
-        quantize.apply(bundle.methods, request.qlinear, declared)
-        for method in bundle.methods.values():
-            for module in method.module.modules():
-                if isinstance(module, torch.nn.Linear) and isinstance(module.weight, TorchAOBaseTensor):
-                    module.weight = torch.nn.Parameter(module.weight.dequantize(), requires_grad=False)
+    quantize.settle(RECIPE, request, bundle.methods)
     for method in bundle.methods.values():
         method.module.double()
     return bundle
