@@ -8,6 +8,7 @@ are pointwise work that the builder moves into the product's store.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from backend.runtime.value import Iota, Load, Value
 
 GEMV_ROWS = 8
 FEW_ROWS = 16  # up to so many rows, or columns, a product reads its matrix once
+LONG_DEPTH = 4096  # up to so many products are added one after the other
+MOST_IN_PARTS = 2**22  # elements of a product in parts
 FEW_TILES = 24  # below so many 64 × 64 tiles, smaller ones keep more of a GPU busy; a CPU has few cores to keep busy
 FEW_TILES_CPU = 2
 
@@ -91,8 +94,43 @@ def product(left: Value, right: Value, dtype: str, b: Builder) -> Value:
         if folded is not None:
             first = first.with_view((math.prod(first.shape[:-1]), depth), (folded[0], first.strides[-1]), first.offset)
             second = second.with_view(second.shape[-2:], second.strides[-2:], second.offset)
-    result = _launch(first, second, shape, dtype, b)
+    chunk = _chunk(math.prod(shape), min(rows, cols), depth) if COMPUTE[dtype] == "f32" else depth
+    launch = _launch if chunk == depth else functools.partial(_launch_in_parts, chunk)
+    result = launch(first, second, shape, dtype, b)
     return result if result.dtype == dtype else values.cast(result, dtype)
+
+
+def _chunk(count: int, narrow: int, depth: int) -> int:
+    """How many products are added one after the other. A sum of tens of thousands in a row loses three digits more than
+    one in parts (attention between channels, over all positions of a picture). `gemv` adds 64 sums side by side."""
+    chunk = max(LONG_DEPTH // 2, 4 * -(-depth // (4 * tiles.MOST_PARTS)))
+    long = depth > LONG_DEPTH and narrow > FEW_ROWS
+    return chunk if long and count * -(-depth // chunk) <= MOST_IN_PARTS else depth
+
+
+def _launch_in_parts(chunk: int, first: Tensor, second: Tensor, shape: Sequence[int], dtype: str, b: Builder) -> Value:
+    """The product as a sum over chunks of depth, which are one more dim of batches; what is left over comes last."""
+    depth = first.shape[-1]
+    parts = depth // chunk
+    rows, cols = first.shape[-2], second.shape[-1]
+
+    def split(tensor: Tensor, axis: int, own: tuple[int, int]) -> Tensor:
+        step = tensor.strides[axis]
+        strides = (*tensor.strides[:-2], chunk * step, *tensor.strides[-2:])
+        return tensor.with_view((*tensor.shape[:-2], parts, *own), strides, tensor.offset)
+
+    whole = (*shape[:-2], parts, rows, cols)
+    sums = b.movable(_launch(split(first, -1, (rows, chunk)), split(second, -2, (chunk, cols)), whole, "float32", b))
+    slices = [b.reshape(values.slice_(sums, len(shape) - 2, part, 1), shape) for part in range(parts)]
+    if depth % chunk:
+        left, right = values.of_tensor(first), values.of_tensor(second)
+        rest = [
+            values.slice_(side, side.rank + axis, parts * chunk, depth % chunk).tensor
+            for side, axis in ((left, -1), (right, -2))
+        ]
+        assert rest[0] is not None and rest[1] is not None
+        slices.append(b.movable(_launch(rest[0], rest[1], shape, "float32", b)))
+    return b.pointwise(" + ".join(f"{{{i}}}" for i in range(len(slices))), slices, dtype, shape)
 
 
 def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
