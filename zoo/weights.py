@@ -8,12 +8,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from recipes.recipe import UserError
+
+
+def sized(weights: str, size: str | None, hub_ids: Mapping[str, str]) -> str:
+    """`--weights` and `--size` as one weights argument, of a model whose sizes have these hub ids, the default first.
+
+    Raises `UserError` when they disagree.
+    """
+    if size is None:
+        return weights
+    if size not in hub_ids:
+        raise UserError(f"unknown size {size!r}: choose one of {', '.join(hub_ids)}")
+    is_default = size == next(iter(hub_ids))
+    if weights == "auto":
+        return weights if is_default else hub_ids[size]
+    if weights == "synthetic":
+        return weights if is_default else f"synthetic:{size}"
+    raise UserError(f"--size chooses among the published checkpoints; --weights {weights} has its own size")
 
 
 def locate(weights: str, hub_files: Sequence[str]) -> Path:

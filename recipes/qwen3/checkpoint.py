@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.recipe import UserError
-from zoo.weights import fetch, locate, pretrained, read_json, readable
+from zoo.weights import fetch, locate, pretrained, read_json, readable, sized
 
 SIZES = ("0.6B", "1.7B", "4B")  # the first is the default
 HUB_IDS = {size: f"Qwen/Qwen3-{size}" for size in SIZES}
@@ -35,15 +35,7 @@ class Checkpoint:
 
 def weights_argument(weights: str, size: str | None) -> str:
     """`--weights` and `--size` as one weights argument. Raises `UserError` when they disagree."""
-    if size is None:
-        return weights
-    if size not in SIZES:
-        raise UserError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
-    if weights == "auto":
-        return weights if size == SIZES[0] else HUB_IDS[size]
-    if weights == "synthetic":
-        return weights if size == SIZES[0] else f"synthetic:{size}"
-    raise UserError(f"--size chooses among the published checkpoints; --weights {weights} has its own size")
+    return sized(weights, size, HUB_IDS)
 
 
 def load(weights: str) -> Checkpoint:
