@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,29 @@ def sized(weights: str, size: str | None, hub_ids: Mapping[str, str]) -> str:
     if weights == "synthetic":
         return weights if is_default else f"synthetic:{size}"
     raise UserError(f"--size chooses among the published checkpoints; --weights {weights} has its own size")
+
+
+def load_sized(
+    weights: str, hub_ids: Mapping[str, str], files: Sequence[str], load_folder: Callable[[Path], Any], standin: Any
+) -> Any:
+    """What `load_folder` makes of the folder that `weights` stands for, or what `standin` invents.
+
+    `standin` is the recipe's module with `synthetic(size, why)` and `tiny()`; auto comes to it when the hub cannot be
+    reached. Raises `UserError` for a folder that is missing.
+    """
+    default = next(iter(hub_ids))
+    name, _, size = weights.partition(":")
+    if name == "synthetic" and (not size or size in hub_ids):
+        return standin.synthetic(size or default, "as asked")
+    if weights == "tiny":
+        return standin.tiny()
+    if weights == "auto":
+        try:
+            folder = fetch(hub_ids[default], files)
+        except UserError as error:
+            return standin.synthetic(default, str(error))
+        return load_folder(folder)
+    return load_folder(locate(weights, files))
 
 
 def locate(weights: str, hub_files: Sequence[str]) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.recipe import UserError
-from zoo.weights import fetch, locate, pretrained, read_json, readable, sized
+from zoo.weights import load_sized, pretrained, read_json, readable, sized
 
 SIZES = ("tiny", "small", "base-plus", "large")  # the first is the default
 HUB_IDS = {size: f"facebook/sam2.1-hiera-{size}" for size in SIZES}
@@ -42,18 +42,8 @@ def load(weights: str) -> Checkpoint:
     """The checkpoint that `weights` names. Raises `UserError` for one that is missing, unreadable or damaged."""
     from recipes.sam2 import standin
 
-    name, _, size = weights.partition(":")
-    if name == "synthetic" and (not size or size in SIZES):
-        return standin.synthetic(size or SIZES[0], "as asked")
-    if weights == "tiny":
-        return standin.tiny()
-    if weights == "auto":
-        try:
-            folder = fetch(HUB_ID, _HUB_FILES)
-        except UserError as error:
-            return standin.synthetic(SIZES[0], str(error))
-        return load_folder(folder)
-    return load_folder(locate(weights, _HUB_FILES))
+    found: Checkpoint = load_sized(weights, HUB_IDS, _HUB_FILES, load_folder, standin)
+    return found
 
 
 def load_folder(folder: Path) -> Checkpoint:

@@ -160,7 +160,7 @@ def test_auto_falls_back_with_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(hub_id: str, files: Any) -> Path:
         raise UserError(f"{hub_id} is not in the local cache and the hub gave: no network")
 
-    monkeypatch.setattr(checkpoint, "fetch", offline)
+    monkeypatch.setattr("zoo.weights.fetch", offline)
     monkeypatch.setattr(standin, "synthetic", lambda size, why: replace(standin.tiny(), notices=(why,)))
     (notice,) = checkpoint.load("auto").notices
     assert "no network" in notice
