@@ -4,12 +4,14 @@
 // writes  out   element (batch, m, n) at batch * rows * cols + m * out_m + n * out_n; sums are f32 (i32 for integers)
 // params  rows <= ROWS, cols, depth > 0, tiles_n, strides as above, batch_<d> and a_batch_<d>, b_batch_<d>
 // groups  batch * tiles_n
+// norm    "rms" or "layer": a is the norm's input (axis "k", width 4, a_vec; see tile.wgsl), else ""
 //
 // axis "k": b is contiguous along k; 64 invocations walk k, for 4 columns (width 4: depth divisible by 4, b read by vec4).
 // axis "n": LANES invocations hold 4 columns each, 64 / LANES slices of k run side by side.
 {% import "tile.wgsl" as t %}
 {% set vector = "vec4<" ~ scalar ~ ">" %}
 
+{{ t.norm_pool(ROWS, norm) }}
 var<workgroup> partial: array<{{ vector }}, {{ 64 * ROWS }}>;
 
 {{ entry(64) }}
@@ -25,7 +27,9 @@ var<workgroup> partial: array<{{ vector }}, {{ 64 * ROWS }}>;
 {% for c in range(4) %}
   let b{{ c }} = b_base + min(n + {{ c }}u, p.cols - 1u) * p.b_outer;
 {% endfor %}
+{{ t.norm_before(ROWS, norm) }}
   for (var k = lid * {{ width }}u; k < p.depth; k += {{ 64 * width }}u) {
+{{ t.norm_factors("k", 0, norm, norm_weight, norm_bias) }}
 {% for c in range(4) %}
     let w{{ c }} = {{ "load4_b((b%d + k) / 4u)" % c if width == 4 else "load_b(b%d + k)" % c }};
 {% endfor %}
@@ -35,7 +39,8 @@ var<workgroup> partial: array<{{ vector }}, {{ 64 * ROWS }}>;
       s{{ m }} += load_a(a{{ m }} + k * p.a_k) * {{ vector }}(w0, w1, w2, w3);
 {% else %}
 {% if a_vec %}
-      let x = load4_a((a{{ m }} + k) / 4u);
+      var x = load4_a((a{{ m }} + k) / 4u);
+{{ t.norm_rows("x", m, 0, norm, norm_weight, norm_bias) }}
 {% else %}
       let at = a{{ m }} + k * p.a_k;
       let x = {{ vector }}(load_a(at), load_a(at + p.a_k), load_a(at + 2u * p.a_k), load_a(at + 3u * p.a_k));
@@ -45,6 +50,7 @@ var<workgroup> partial: array<{{ vector }}, {{ 64 * ROWS }}>;
     }
 {% endfor %}
   }
+{{ t.norm_after(ROWS, norm) }}
 {{ t.finish_gemv(ROWS) }}
     store(batch * p.rows * p.cols + m * p.out_m + (n + c) * p.out_n, sum);
   }

@@ -5,12 +5,14 @@
 // writes  out  [rows, cols]; sums are f32
 // params  rows <= ROWS, cols, depth > 0, words, scales, group, strides as above
 // groups  ceil(cols / 4)
+// norm    "rms" or "layer": a is the norm's input (a_vec; see tile.wgsl), else ""
 //
 // 64 invocations walk k for 4 columns, a word of each column a step. `ragged`: depth ends within a word.
 {% import "tile.wgsl" as t %}
 {% import "codes.wgsl" as q %}
 {% set width = 32 // bits %}
 
+{{ t.norm_pool(ROWS, norm) }}
 var<workgroup> partial: array<vec4<f32>, {{ 64 * ROWS }}>;
 
 {{ entry(64) }}
@@ -22,7 +24,11 @@ var<workgroup> partial: array<vec4<f32>, {{ 64 * ROWS }}>;
 {% for c in range(4) %}
   let n{{ c }} = min(n + {{ c }}u, p.cols - 1u);
 {% endfor %}
+{{ t.norm_before(ROWS, norm) }}
   for (var k = lid * {{ width }}u; k < p.depth; k += {{ 64 * width }}u) {
+{% for part in range(width // 4) %}
+{{ t.norm_factors("k + %du" % (4 * part), part, norm, norm_weight, norm_bias) }}
+{% endfor %}
     let g = k / p.group;
 {% for c in range(4) %}
     let word{{ c }} = bitcast<u32>(load_b(n{{ c }} * p.words + k / {{ width }}u));
@@ -40,7 +46,8 @@ var<workgroup> partial: array<vec4<f32>, {{ 64 * ROWS }}>;
       var sum = vec4<f32>();
 {% for part in range(width // 4) %}
 {% if a_vec %}
-      let x{{ part }} = load4_a((a{{ m }} + k) / 4u + {{ part }}u);
+      var x{{ part }} = load4_a((a{{ m }} + k) / 4u + {{ part }}u);
+{{ t.norm_rows("x%d" % part, m, part, norm, norm_weight, norm_bias) }}
 {% elif ragged %}
       var x{{ part }} = vec4<f32>();
 {% for i in range(4 * part, 4 * part + 4) %}
@@ -56,6 +63,7 @@ var<workgroup> partial: array<vec4<f32>, {{ 64 * ROWS }}>;
     }
 {% endfor %}
   }
+{{ t.norm_after(ROWS, norm) }}
 {{ t.finish_gemv(ROWS) }}
     store(m * p.cols + n + c, sum);
   }

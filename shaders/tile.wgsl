@@ -58,6 +58,102 @@
 {% endfor %}
 {% endif %}
 {% endmacro %}
+{#   The norm that a gemv kernel does for its own rows (backend/ops/gemv.py), in the manner of norm.wgsl. Rows are read by
+     load4_a from a<m> on, k walks p.depth by 64 invocations of `width`; the constants norm ("", "rms", "layer"),
+     norm_weight and norm_bias are passed on because imported macros do not see them.
+
+     norm_pool(ROWS, norm)            the workgroup memory for it, in module scope
+     norm_before(ROWS, norm)          before the walk over k
+     norm_factors(at, norm …)         at each place: factors of the elements from k on, as factor and shift
+     norm_rows(x, m, norm …)          vec4 variable x, row m, becomes what goes into the product
+     norm_after(ROWS, norm)           after the walk, s<m> hold the partial products #}
+{% macro norm_pool(ROWS, norm) %}
+{% if norm %}
+var<workgroup> pool: array<f32, {{ 64 * ROWS }}>;
+{% endif %}
+{% endmacro %}
+{% macro totals(ROWS, value, result) %}
+{% for m in range(ROWS) %}
+  pool[{{ 64 * m }}u + lid] = {{ value }}{{ m }};
+{% endfor %}
+  workgroupBarrier();
+  for (var e = lid; e < {{ 8 * ROWS }}u; e += 64u) {
+    var sum = pool[e * 8u];
+    for (var i = 1u; i < 8u; i++) { sum += pool[e * 8u + i]; }
+    pool[e * 8u] = sum;
+  }
+  workgroupBarrier();
+{% for m in range(ROWS) %}
+  var {{ result }}{{ m }} = pool[{{ 64 * m }}u];
+  for (var i = 1u; i < 8u; i++) { {{ result }}{{ m }} += pool[{{ 64 * m }}u + i * 8u]; }
+{% endfor %}
+  workgroupBarrier();
+{% endmacro %}
+{% macro norm_before(ROWS, norm) %}
+{% if norm == "rms" %}
+{% for m in range(ROWS) %}
+  var square{{ m }} = 0.0;
+{% endfor %}
+{% elif norm == "layer" %}
+  let ones = vec4<f32>(1.0);
+{% for m in range(ROWS) %}
+  var first{{ m }} = 0.0;
+  var second{{ m }} = 0.0;
+  var third{{ m }} = 0.0;
+{% endfor %}
+  for (var k = lid * 4u; k < p.depth; k += 256u) {
+{% for m in range(ROWS) %}
+    first{{ m }} += dot(load4_a((a{{ m }} + k) / 4u), ones);
+{% endfor %}
+  }
+{{ totals(ROWS, "first", "sum") }}
+{% for m in range(ROWS) %}
+  let rough{{ m }} = sum{{ m }} / f32(p.depth);
+{% endfor %}
+  for (var k = lid * 4u; k < p.depth; k += 256u) {
+{% for m in range(ROWS) %}
+    let x{{ m }} = load4_a((a{{ m }} + k) / 4u) - rough{{ m }};
+    second{{ m }} += dot(x{{ m }}, ones);
+    third{{ m }} += dot(x{{ m }}, x{{ m }});
+{% endfor %}
+  }
+{{ totals(ROWS, "second", "deviation") }}
+{{ totals(ROWS, "third", "square") }}
+{% for m in range(ROWS) %}
+  let off{{ m }} = deviation{{ m }} / f32(p.depth);
+  let rstd{{ m }} = 1.0 / sqrt(max_nan(square{{ m }} / f32(p.depth) - off{{ m }} * off{{ m }}, 0.0) + p.eps);
+{% endfor %}
+{% endif %}
+{% endmacro %}
+{% macro norm_factors(at, part, norm, norm_weight, norm_bias) %}
+{% if norm and norm_weight %}
+    let factor{{ part }} = load4_norm_weight((p.norm_weight_start + {{ at }}) / 4u);
+{% endif %}
+{% if norm and norm_bias %}
+    let shift{{ part }} = load4_norm_bias((p.norm_bias_start + {{ at }}) / 4u);
+{% endif %}
+{% endmacro %}
+{% macro norm_rows(x, m, part, norm, norm_weight, norm_bias) %}
+{% if norm == "rms" %}
+      square{{ m }} += dot({{ x }}, {{ x }});
+{% elif norm == "layer" %}
+      {{ x }} = (({{ x }} - rough{{ m }}) - off{{ m }}) * rstd{{ m }};
+{% endif %}
+{% if norm and norm_weight %}
+      {{ x }} *= factor{{ part }};
+{% endif %}
+{% if norm and norm_bias %}
+      {{ x }} += shift{{ part }};
+{% endif %}
+{% endmacro %}
+{% macro norm_after(ROWS, norm) %}
+{% if norm == "rms" %}
+{{ totals(ROWS, "square", "squares") }}
+{% for m in range(ROWS) %}
+  s{{ m }} *= 1.0 / sqrt(squares{{ m }} / f32(p.depth) + p.eps);
+{% endfor %}
+{% endif %}
+{% endmacro %}
 {#   finish_gemv(ROWS): adds up s0 … of 64 invocations through workgroup array `partial`, 4 columns from n on; opens a block
      for invocations with a result, where (m, n + c) has `sum`. #}
 {% macro finish_gemv(ROWS) %}

@@ -41,6 +41,21 @@ def rope(call: Call) -> torch.Tensor:
     return x * cos + rotated * sin
 
 
+def rope_cache(call: Call) -> tuple[torch.Tensor, ...]:
+    """`zoo.rope_cache`: queries and keys normed and rotated, keys and values written to copies of their caches."""
+    x, keys, values = call["x"], call["keys"], call["values"]
+    kv_heads = keys.shape[1]
+    both, value = x[:, :, :-kv_heads], x[:, :, -kv_heads:]
+    if call.get("eps") is not None:
+        both = torch.nn.functional.rms_norm(both, both.shape[-1:], None, call["eps"])
+    if call.get("weight") is not None:
+        both = both * call["weight"]
+    both = rope(Call("zoo.rope", {"x": both, **{name: call[name] for name in ("cos", "sin", "interleaved")}}, ()))
+    written = ((keys, both[:, :, -kv_heads:]), (values, value))
+    caches = (old.index_copy(2, call["index"].long(), new.transpose(1, 2).to(old.dtype)) for old, new in written)
+    return (both[:, :, :-kv_heads].to(keys.dtype), *caches)
+
+
 def _dense(call: Call, depth: int) -> torch.Tensor:
     """The weight `[N, depth]` that packed codes, scales and zero points stand for, in the precision of the scales."""
     codes = torch.from_numpy(quantization.unpack(call["weight"].numpy(), call["bits"], depth))
@@ -75,6 +90,7 @@ def round_rows(call: Call) -> torch.Tensor:
 FUSED: dict[str, Callable[[Call], Any]] = {
     "zoo.sdpa": sdpa,
     "zoo.rope": rope,
+    "zoo.rope_cache": rope_cache,
     "zoo.quantized_linear": quantized_linear,
     "zoo.quantized_embedding": quantized_embedding,
     "zoo.round_rows": round_rows,
@@ -115,8 +131,8 @@ def everything(
     graph: Graph, inputs: Sequence[torch.Tensor], data: Mapping[str, torch.Tensor] | None = None, double: bool = False
 ) -> dict[int, torch.Tensor]:
     """Every value of the graph by its index, in float64 throughout with `double`. States without contents are zeros."""
-    env = graph.bind([tuple(tensor.shape) for tensor in inputs])
     held: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    env = graph.bind([tuple(tensor.shape) for tensor in inputs], [int(held[index]) for index in graph.sizes])
     for index, spec in enumerate(graph.values):
         if spec.constant is not None:
             held[index] = (data or {})[spec.constant]

@@ -32,6 +32,11 @@ def _position(index: Value, size: int, code: str, b: Any) -> Value:
     return b.pointwise(code, [index, values.scalar(size, "int32")], "int32", index.shape)
 
 
+def position_to_write(index: Value, size: int, b: Any) -> Value:
+    """`index` with -1 for positions that do not exist on an axis of `size`: kernels skip those."""
+    return _position(index, size, _WRITE, b)
+
+
 def _joined(indices: Sequence[Value], sizes: Sequence[int], code: str, b: Any) -> Value:
     """One position from several broadcast indices: their row-major index in `sizes`; -1 where one is out of range."""
     shape = _broadcast([index.shape for index in indices])
@@ -103,9 +108,9 @@ def _scatter(
     return values.of_tensor(target)
 
 
-def _updatable(value: Value, b: Any) -> Tensor:
-    """The state itself when it may be updated in place, else a copy of the value."""
-    target = b.in_place(value)
+def updatable(value: Value, b: Any, output: int = 0) -> Tensor:
+    """The state itself when this node's output may be made of it in place, else a copy of the value."""
+    target: Tensor | None = b.in_place(value, output)
     if target is None:
         target = b.temp(value.shape, value.dtype)
         b.write(value, target)
@@ -195,7 +200,7 @@ def _lower_index_copy(call: Call, b: Any) -> Value:
     x, source = call["self"], values.cast(call["source"], call["self"].dtype)
     axis = normalize_axis(call["dim"], x.rank)
     outer, size, inner = _split_at(x.shape, axis)
-    target = _updatable(x, b)
+    target = updatable(x, b)
     index = _along(_position(call["index"], size, _WRITE, b), outer, inner, b)
     source = b.reshape(source, index.shape)
     return _scatter(target, source, (size * inner, 0, 1), b, index=index, step=inner)
@@ -211,7 +216,7 @@ def _lower_index_put(call: Call, b: Any) -> Value:
     accumulate = call.get("accumulate", False)
     target = None
     if adjacent:
-        target = None if accumulate else _updatable(x, b)
+        target = None if accumulate else updatable(x, b)
     else:
         order = [*axes, *rest]
         back = [order.index(axis) for axis in range(x.rank)]
@@ -270,7 +275,7 @@ def _lower_scatter(call: Call, b: Any) -> Value:
         for other, (size, wanted) in enumerate(zip(new.shape, index.shape, strict=True)):
             if size != wanted:
                 new = values.slice_(b.movable(new), other, 0, wanted)
-    target = _updatable(x, b)
+    target = updatable(x, b)
     strides = list(contiguous_strides(shape))
     step, strides[axis] = strides[axis], 0
     return _scatter(target, new, strides, b, index=_position(index, shape[axis], _WRITE, b), step=step)
@@ -295,7 +300,7 @@ def _lower_slice_scatter(call: Call, b: Any) -> Value:
     start = slice(call.get("start"), call.get("end"), step).indices(x.shape[axis])[0]
     strides = list(contiguous_strides(x.shape))
     along, strides[axis] = strides[axis], strides[axis] * step
-    return _scatter(_updatable(x, b), new, strides, b, start=start * along)
+    return _scatter(updatable(x, b), new, strides, b, start=start * along)
 
 
 def _accepts_step(call: Call) -> str | None:
@@ -309,7 +314,7 @@ def _lower_select_scatter(call: Call, b: Any) -> Value:
     index = call["index"] + (x.shape[axis] if call["index"] < 0 else 0)
     strides = list(contiguous_strides(x.shape))
     along = strides.pop(axis)
-    return _scatter(_updatable(x, b), new, strides, b, start=index * along)
+    return _scatter(updatable(x, b), new, strides, b, start=index * along)
 
 
 def _lower_copy(call: Call, b: Any) -> Value:

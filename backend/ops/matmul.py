@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.graph import Call, TensorSpec
-from backend.ops import tiles
+from backend.ops import gemv, tiles
 from backend.ops.pointwise import operand
 from backend.ops.registry import FLOATS, INTS, register
 from backend.runtime import value as values
@@ -211,7 +211,7 @@ def _launch_gemv(
     span = 4 if axis == "k" else 4 * lanes
     tiles_n = -(-cols // span)
     bucket = next(size for size in (1, 2, 4, 8, 16) if size >= rows)
-    constants |= {"axis": axis, "width": width, "a_vec": a_vec, "ROWS": bucket, "LANES": lanes}
+    constants |= {"axis": axis, "width": width, "a_vec": a_vec, "ROWS": bucket, "LANES": lanes, **gemv.NO_NORM}
     params |= {"rows": rows, "cols": cols, "depth": depth, "tiles_n": tiles_n}
     params |= {"out_m": out_strides[0], "out_n": out_strides[1], **a.params("a"), **w.params("b")}
     return b.launch(
@@ -275,9 +275,32 @@ def _lower_linear(call: Call, b: Builder) -> Value:
         weight = b.reshape(weight, (1, weight.numel))
     if x.rank == 1:
         x = b.reshape(x, (1, x.numel))
-    result = b.reshape(product(x, values.permute(weight, (1, 0)), out.dtype, b), out.shape)
+    result = _fused_gemv(x, weight, out.dtype, b) or product(x, values.permute(weight, (1, 0)), out.dtype, b)
+    result = b.reshape(result, out.shape)
     bias = call.get("bias")
     return result if bias is None else b.pointwise("({0} + {1})", [result, bias], out.dtype, out.shape)
+
+
+def _fused_gemv(x: Value, weight: Value, dtype: str, b: Builder) -> Value | None:
+    """The product of few rows with what comes before it in the same kernel, where that is worth it."""
+    cols, depth = weight.shape
+    rows = math.prod(x.shape[:-1])
+    if not 0 < rows <= cols or depth < 64 or COMPUTE[dtype] != "f32" or weight.tensor is None:
+        return None
+    w = Operand(weight.tensor, (), weight.tensor.strides[0], weight.tensor.strides[1])
+    if w.vector_axis(cols, depth) != "k":
+        return None
+    fused = gemv.fused_rows(x, rows, cols, b)
+    if fused is None:
+        return None
+    tiles_n = -(-cols // 4)
+    bucket = next(size for size in (1, 2, 4) if size >= rows)
+    constants = {"scalar": "f32", "batch_dims": 0, "axis": "k", "width": 4, "LANES": 16, "ROWS": bucket}
+    params = {"rows": rows, "cols": cols, "depth": depth, "tiles_n": tiles_n, "out_m": cols, "out_n": 1}
+    return b.launch(
+        "gemv", shape=(rows, cols), dtype=dtype, reads={**fused.reads, "b": w.read(True)}, groups=tiles_n,
+        params=params | fused.params | w.params("b"), constants={**constants, **fused.constants},
+    )  # fmt: skip
 
 
 def _lower_addmm(call: Call, b: Builder) -> Value:

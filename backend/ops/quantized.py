@@ -21,7 +21,7 @@ import math
 from typing import Any
 
 from backend.graph import Call, TensorSpec
-from backend.ops import registry, tiles
+from backend.ops import gemv, registry, tiles
 from backend.ops.matmul import Operand, fast_axis, in_memory, product, tile_block
 from backend.ops.registry import FLOATS, INTS, WIDE_INTS, register
 from backend.quantization import RANGES, group_refusal, row_words
@@ -108,6 +108,11 @@ def _lower_linear(call: Call, b: Builder) -> Value:
     rows = math.prod(x.shape[:-1])
     if rows * cols == 0:
         return values.scalar(0, out.dtype, out.shape)
+    fused = gemv.fused_rows(x, rows, cols, b) if depth % (32 // bits) == 0 else None
+    if fused is not None:
+        reads, params, has_zero = _weight_reads(call, depth, b)
+        params |= {"rows": rows, "cols": cols, "depth": depth, **fused.params}
+        return _with_bias(_few_rows(fused.reads | reads, params, bits, has_zero, fused.constants, out, b), bias, out, b)
     tensor = in_memory(b.reshape(x, (rows, depth)), b)
     a = Operand(tensor, (), tensor.strides[0], tensor.strides[1])
     vec = a.vector_axis(rows, depth)
@@ -115,13 +120,8 @@ def _lower_linear(call: Call, b: Builder) -> Value:
     params |= {"rows": rows, "cols": cols, "depth": depth, **a.params("a")}
     if rows <= GEMV_ROWS:
         is_vec = vec == "k" and depth % (32 // bits) == 0
-        bucket = next(size for size in (1, 2, 4, 8) if size >= rows)
-        constants = {"bits": bits, "has_zero": has_zero, "ROWS": bucket, "a_vec": is_vec}
-        constants["ragged"] = depth % (32 // bits) != 0
-        result = b.launch(
-            "gemv_codes", shape=(rows, cols), dtype=out.dtype, reads={"a": a.read(is_vec), **reads}, params=params,
-            constants=constants, groups=-(-cols // 4),
-        )  # fmt: skip
+        constants = {"a_vec": is_vec, **gemv.NO_NORM}
+        result = _few_rows({"a": a.read(is_vec), **reads}, params, bits, has_zero, constants, out, b)
     elif tiles.usable(b):
         result = tiles.launch(
             tiles.choose(1, rows, cols, depth, vec == "k"), (1, rows, cols, depth), shape=(rows, cols), dtype=out.dtype,
@@ -141,6 +141,23 @@ def _lower_linear(call: Call, b: Builder) -> Value:
             "gemm", shape=(rows, cols), dtype=out.dtype, reads={"a": a.read(bool(vec)), **reads}, params=params,
             constants=constants, groups=tiles_m * tiles_n,
         )  # fmt: skip
+    return _with_bias(result, bias, out, b)
+
+
+def _few_rows(
+    reads: dict[str, Any], params: dict[str, Any], bits: int, has_zero: bool, rows: dict[str, Any], out: Any,
+    b: Builder,
+) -> Value:  # fmt: skip
+    """`rows`: the constants that say how the kernel takes its rows."""
+    bucket = next(size for size in (1, 2, 4, 8) if size >= params["rows"])
+    constants = {"bits": bits, "has_zero": has_zero, "ROWS": bucket, "ragged": params["depth"] % (32 // bits) != 0}
+    return b.launch(
+        "gemv_codes", shape=(params["rows"], params["cols"]), dtype=out.dtype, reads=reads, params=params,
+        constants=constants | rows, groups=-(-params["cols"] // 4),
+    )  # fmt: skip
+
+
+def _with_bias(result: Value, bias: Value | None, out: Any, b: Builder) -> Value:
     result = b.reshape(result, out.shape)
     return result if bias is None else b.pointwise("({0} + {1})", [result, bias], out.dtype, out.shape)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from backend.graph import Graph
 from backend.passes.attention import fuse_attention, group_heads
+from backend.passes.cache import fuse_rope_cache
 from backend.passes.norms import fuse_rms_norm, fuse_silu
 from backend.passes.quantized import fuse_quantized
 from backend.passes.rope import fuse_rope
@@ -27,6 +28,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_rms_norm,
     fuse_silu,
     fuse_rope,
+    fuse_rope_cache,
 )
 
 

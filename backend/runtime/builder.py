@@ -230,14 +230,14 @@ class Builder:
         buffer = self._constants[key]
         return Tensor(buffer, "raw", (buffer.nbytes // 4,), (1,))
 
-    def in_place(self, value: Value) -> Tensor | None:
+    def in_place(self, value: Value, position: int = 0) -> Tensor | None:
         """The state tensor that this node may update in place of writing a new one, or None.
 
-        `value` must be the whole state that the node's first output becomes the new contents of, and nothing that reads
-        its old contents may come later.
+        `value` must be the whole state that the node's output at `position` becomes the new contents of, and nothing
+        that reads its old contents may come later.
         """
         tensor = value.tensor
-        output = self.node.outputs[0]
+        output = self.node.outputs[position]
         if tensor is None or output is None or tensor.buffer.kind != "state" or not tensor.is_contiguous:
             return None
         state = next((s for s, new in self.graph.mutations.items() if new == output), None)
