@@ -3,7 +3,7 @@
 // reads   q, k, v  raw: element (batch, head, position, e) through strides; load4 where <name>_vec names an aligned axis
 //                  (q_outer is the stride of a position and q_k of e; k alike; v_k is that of a position, v_outer of e)
 //         mask     optional: bool (false hides a key) or float (added), through strides, 0 where it repeats
-// writes  out      [batch, heads, queries, values], row-major
+// writes  out      [batch, queries, heads, values], row-major: heads side by side, as the product behind wants them
 // params  empty (what a query without keys gives), heads, queries, keys > 0, depth, values, q_tiles, scale, strides,
 //         chunks (of 32 * BLOCKS columns of v), k_repeat and v_repeat: query heads that share a head of k and of v
 // groups  batch * heads * q_tiles * chunks
@@ -165,7 +165,7 @@ var<workgroup> steps: vec2<u32>;
   for (var e = lid; e < {{ 1024 * wide }}u; e += 64u) {
     let row = first_q + e / {{ 32 * wide }}u;
     let column = first_column + {{ 32 * first }}u + e % {{ 32 * wide }}u;
-    if (row < p.queries && column < p.values) { store((pair * p.queries + row) * p.values + column, tile[e / 4u][e % 4u]); }
+    if (row < p.queries && column < p.values) { store(((batch * p.queries + row) * p.heads + head) * p.values + column, tile[e / 4u][e % 4u]); }
   }
   workgroupBarrier();
 {% endfor %}

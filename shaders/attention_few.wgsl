@@ -114,7 +114,8 @@ var<workgroup> partial: array<vec4<f32>, 64>;
       var r = partial[e / 4u][e % 4u];
       for (var i = 1u; i < {{ 64 // LANES }}u; i++) { r += partial[i * {{ LANES }}u + e / 4u][e % 4u]; }
 {% if ONE %}
-      store(row * p.values + at, select(r / total, p.empty, total == 0.0));
+      let to = (batch * p.queries + query) * p.heads + head;
+      store(to * p.values + at, select(r / total, p.empty, total == 0.0));
 {% else %}
       store_sums((row * p.spans + span) * p.values + at, r);
 {% endif %}

@@ -1,8 +1,8 @@
 // Puts together what attention_few found in each span of keys.
 //
 // reads   sums   raw, contiguous [rows, spans, values];  stats raw, contiguous [rows, spans, 2]
-// writes  out    [rows, values], row-major; p.empty for a row that sees no key
-// params  values, spans, chunks = ceil(values / 64), empty
+// writes  out    [batch, queries, heads, values] of rows [batch, heads, queries]; p.empty for a row that sees no key
+// params  heads, queries, values, spans, chunks = ceil(values / 64), empty
 // groups  rows * chunks
 //
 // The invocations share out the spans to find what each one counts, then each adds up a column, span after span.
@@ -48,5 +48,7 @@ var<workgroup> shares: array<f32, 64>;  // of the sum of weights
       }
     }
   }
-  if (column < p.values) { store(row * p.values + column, select(sum / total, p.empty, total == 0.0)); }
+  let pair = row / p.queries;
+  let to = (pair / p.heads * p.queries + row % p.queries) * p.heads + pair % p.heads;
+  if (column < p.values) { store(to * p.values + column, select(sum / total, p.empty, total == 0.0)); }
 }

@@ -147,15 +147,24 @@ def _launch_many(job: Job, b: Builder) -> Value:
     q_tiles = -(-job.params["queries"] // 32)
     v_fast = job.vec["v"] or ("outer" if job.sides["v"].outer == 1 else "k")
     axes = {f"{name}_vec": axis for name, axis in job.vec.items()}
-    return b.launch(
+    return _by_position(
+        job,
+        b,
         "attention",
-        shape=job.shape,
-        dtype=job.dtype,
         reads=job.reads | {name: side.read(bool(job.vec[name])) for name, side in job.sides.items()},
         groups=job.pairs * q_tiles * chunks,
         params=job.params | {"chunks": chunks, "q_tiles": q_tiles},
         constants=job.constants | axes | {"BLOCKS": -(-blocks // chunks), "v_fast": v_fast},
     )
+
+
+def _by_position(job: Job, b: Builder, template: str, **launch: Any) -> Value:
+    """A kernel that writes [batch, queries, heads, values], heads side by side, as the product behind reads them."""
+    heads, queries, width = (job.params[name] for name in ("heads", "queries", "values"))
+    if heads == 1 or queries == 1:  # the same order as the result's own
+        return b.launch(template, shape=job.shape, dtype=job.dtype, **launch)
+    result = b.launch(template, shape=(job.pairs // heads, queries, heads, width), dtype=job.dtype, **launch)
+    return b.reshape(values.permute(b.movable(result), (0, 2, 1, 3)), job.shape)
 
 
 def _span(rows: int, keys: int, b: Builder) -> int:
@@ -180,20 +189,13 @@ def _launch_few(job: Job, b: Builder) -> Value:
     groups = rows * chunks * spans
     few = "attention_few"
     if spans == 1:
-        return b.launch(
-            few, shape=job.shape, dtype=job.dtype, reads=reads, groups=groups, params=params, constants=constants
-        )
+        return _by_position(job, b, few, reads=reads, groups=groups, params=params, constants=constants)
     sums, stats = b.temp((rows, spans, width), "float32"), b.temp((rows, spans, 2), "float32")
     found = {"sums": sums, "stats": stats}
     b.launch_into(few, targets=found, reads=reads, groups=groups, params=params, constants=constants)
-    return b.launch(
-        "attention_merge",
-        shape=job.shape,
-        dtype=job.dtype,
-        reads=found,
-        groups=rows * -(-width // 64),
-        params={"values": width, "spans": spans, "chunks": -(-width // 64), "empty": job.params["empty"]},
-    )
+    kept = {name: job.params[name] for name in ("heads", "queries", "values", "empty")}
+    merged = {**kept, "spans": spans, "chunks": -(-width // 64)}
+    return _by_position(job, b, "attention_merge", reads=found, groups=rows * -(-width // 64), params=merged)
 
 
 register("aten.scaled_dot_product_attention.default", accepts=_accepts, lower=_lower, preserve=True)
