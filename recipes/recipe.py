@@ -11,21 +11,28 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
     import torch
 
 Backend = Literal["webgpu", "xnnpack", "portable", "vulkan", "cuda", "mlx"]
 BACKENDS: tuple[Backend, ...] = ("webgpu", "xnnpack", "portable", "vulkan", "cuda", "mlx")
 FULL_PRECISION = "none"
-_SHARED = ("command", "recipe")  # modules of the package that are no model
+_SHARED = ("command", "eager", "recipe", "transformer")  # modules of the package that are no model
 
 
 class UserError(Exception):
     """A mistake that the user can put right: printed as one line, without a traceback; exit code 2."""
+
+
+class Runnable(Protocol):
+    """What runs the exported methods, arrays in and out: a `zoo.program.Program`, or what stands in for one."""
+
+    def run(self, method: str, *arrays: Any) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,12 @@ fn at(row: u32, x: u32) -> f32 {
 {% for b in range(BLOCK // 4) %}
         let w{{ b }} = load4_weight({{ "q" if b == 0 else "min(q + %du, p.last_quad)" % b }});
 {% for r in range(4) %}
-        s{{ 4 * b + r }} += v * w{{ b }}[{{ r }}];
+        s{{ 4 * b + r }} = fma(v, {{ vector }}(w{{ b }}[{{ r }}]), s{{ 4 * b + r }});
 {% endfor %}
 {% endfor %}
 {% else %}
 {% for r in range(BLOCK) %}
-        s{{ r }} += v * load_weight(w{{ r }} + tap + kx);
+        s{{ r }} = fma(v, {{ vector }}(load_weight(w{{ r }} + tap + kx)), s{{ r }});
 {% endfor %}
 {% endif %}
       }

@@ -96,7 +96,7 @@ var<workgroup> tile: array<vec4<f32>, {{ 2 * half }}>;
       let b{{ c }} = tile[{{ half }}u + row + tx + {{ 8 * c }}u];
 {% endfor %}
 {% for r in range(T) %}{% for c in range(T // 4) %}
-      s{{ r }}_{{ c }} += a{{ r // 4 }}[{{ r % 4 }}] * b{{ c }};
+      s{{ r }}_{{ c }} = fma(vec4<f32>(a{{ r // 4 }}[{{ r % 4 }}]), b{{ c }}, s{{ r }}_{{ c }});
 {% endfor %}{% endfor %}
     }
     workgroupBarrier();

@@ -7,13 +7,16 @@
 //         x     raw: [N, C, H, W] through strides, as in conv_tile.wgsl (CONV): b is its patches, never built in memory
 // writes  out   [splits, batches, rows, cols], row-major, or [splits, N, O, positions]; sums are f32 whatever the storage
 // params  rows, cols, depth > 0, tiles_m, tiles_n, batches, strides as above, batch_<d> and a_batch_<d>, b_batch_<d>
-//         chunk: the part of depth, a multiple of KT, that one group sums; with several, out has them all in front
+//         chunk: the part of depth, a multiple of KT * SLICES, that one group sums; with several, out has them all in front
 //         CONV: batches = groups, rows = a group's output channels, cols = N * positions, images = N; see conv_tile.wgsl
 // groups  splits * batches * tiles_m * tiles_n
 //
 // A tile is 4 TY RM x 4 TX RN. A step is KT deep: invocations fetch blocks of 4 x 4 into registers while the step before
-// is multiplied from workgroup memory; there are two buffers, so that a step has one barrier. The loop over k is unrolled,
-// with k a constant index: the bounds check of the other index is then the same for all, and made once.
+// is multiplied from workgroup memory. With BUFFERS = 2 a step has one barrier; with 1 it has two and half the memory, so
+// more groups run side by side. The loop over k is unrolled, with k a constant index: the bounds check of the other index
+// is then the same for all, and made once.
+// SLICES: TX * TY invocations each sum a tile of their own, taking turns at the steps; their sums are added, in order, on
+// the way out: what is short of groups needs no second dispatch to add up parts.
 // TAPS_FIRST: depth is kernel_h * kernel_w * C with C divisible by 4. FLAT: one row, and kernels of one row.
 {% import "tile.wgsl" as t %}
 {% import "codes.wgsl" as q %}
@@ -23,11 +26,13 @@
 {% set blocks_a = qm * KT // 4 %}
 {% set blocks = (qm + qn) * KT // 4 %}
 {% set turns = (blocks + threads - 1) // threads %}
-{% set capacity = 2 * KT * (qm + qn) %}
+{% set capacity = BUFFERS * KT * (qm + qn) %}
+{% set stride = KT * SLICES %}
+{% set own_k = " + slice * %du" % KT if SLICES > 1 else "" %}
 {# Rows of a quad that leave through workgroup memory together. #}
 {% set band = 4 if 4 * TY * qn <= capacity else 2 if 2 * TY * qn <= capacity else 1 %}
 
-var<workgroup> tile: array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, 2>;
+var<workgroup> tile: array<array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, {{ BUFFERS }}>, {{ SLICES }}>;
 
 {% macro fetch_one(s, name, vec) %}
 {% set outer = "p.rows" if name == "a" else "p.cols" %}
@@ -103,7 +108,7 @@ var<workgroup> tile: array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, 2>;
 {% endmacro %}
 {% macro place_one(s, vec, buffer) %}
 {% for i in range(4) %}
-      tile[{{ buffer }}][kq{{ s }} * 4u + {{ i }}u][slot{{ s }}] = select(vec4<f32>(), {{ "vec4<f32>(r%d_0[%d], r%d_1[%d], r%d_2[%d], r%d_3[%d])" % (s, i, s, i, s, i, s, i) if vec in ("k", "codes") else "r%d_%d" % (s, i) }}, k{{ "" if vec in ("k", "codes") else " + %du" % i }} < end);
+      tile[slice][{{ buffer }}][kq{{ s }} * 4u + {{ i }}u][slot{{ s }}] = select(vec4<f32>(), {{ "vec4<f32>(r%d_0[%d], r%d_1[%d], r%d_2[%d], r%d_3[%d])" % (s, i, s, i, s, i, s, i) if vec in ("k", "codes") else "r%d_%d" % (s, i) }}, k{{ "" if vec in ("k", "codes") else " + %du" % i }} < end);
 {% endfor %}
 {% endmacro %}
 {# For turn s, `body(name)` of the operand that the invocation's block belongs to. #}
@@ -120,11 +125,11 @@ var<workgroup> tile: array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, 2>;
     {{ "if (is_a%d) {" % s if s * threads < blocks_a else "{" }}
 {% if s * threads < blocks_a %}
 {{ first }}
-    } else {{ "if (lid + %du < %du) " % (s * threads, blocks) if (s + 1) * threads > blocks else "" }}{
+    } else {{ "if (own + %du < %du) " % (s * threads, blocks) if (s + 1) * threads > blocks else "" }}{
 {{ second }}
     }
 {% else %}
-    if (lid + {{ s * threads }}u < {{ blocks }}u) {
+    if (own + {{ s * threads }}u < {{ blocks }}u) {
 {{ second }}
     }
     }
@@ -148,7 +153,35 @@ var<workgroup> tile: array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, 2>;
 {% endfor %}
 {% endmacro %}
 
-{{ entry(threads) }}
+{# One step from workgroup memory. #}
+{% macro multiply(now) %}
+{% for k in range(KT) %}
+    {
+{% for i in range(RM) %}
+      let a{{ i }} = tile[slice][{{ now }}][{{ k }}][ty + {{ TY * i }}u];
+{% endfor %}
+{% for c in range(RN) %}
+      let b{{ c }} = tile[slice][{{ now }}][{{ k }}][tx + {{ qm + TX * c }}u];
+{% endfor %}
+{% for r in range(4 * RM) %}{% for c in range(RN) %}
+      s{{ r }}_{{ c }} += a{{ r // 4 }}[{{ r % 4 }}] * b{{ c }};
+{% endfor %}{% endfor %}
+    }
+{% endfor %}
+{% endmacro %}
+{# Element `at` of a slice's workgroup memory as one row. #}
+{% macro flat(slice, at) %}
+tile[{{ slice }}][{{ at }} / {{ KT * (qm + qn) }}u][{{ at }} / {{ qm + qn }}u % {{ KT }}u][{{ at }} % {{ qm + qn }}u]
+{%- endmacro %}
+
+{{ entry(threads * SLICES) }}
+{% if SLICES > 1 %}
+  let slice = lid / {{ threads }}u;
+  let own = lid % {{ threads }}u;
+{% else %}
+  const slice = 0u;
+  let own = lid;
+{% endif %}
   let tile_n = group % p.tiles_n;
   let tile_m = (group / p.tiles_n) % p.tiles_m;
   let batch = (group / (p.tiles_n * p.tiles_m)) % p.batches;
@@ -161,12 +194,12 @@ var<workgroup> tile: array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, 2>;
   let first_m = tile_m * {{ 4 * qm }}u;
   let first_n = tile_n * {{ 4 * qn }}u;
   // 32 neighbouring invocations read few distinct vec4s of a tile: 8 of b and 4 of a.
-  let warp = lid / 32u;
-  let tx = lid % 8u + 8u * (warp % {{ TX // 8 }}u);
-  let ty = (lid / 8u) % 4u + 4u * (warp / {{ TX // 8 }}u);
+  let warp = own / 32u;
+  let tx = own % 8u + 8u * (warp % {{ TX // 8 }}u);
+  let ty = (own / 8u) % 4u + 4u * (warp / {{ TX // 8 }}u);
 {% for s in range(turns) %}
-  let is_a{{ s }} = lid + {{ s * threads }}u < {{ blocks_a }}u;
-  let n{{ s }} = lid + {{ s * threads }}u - select({{ blocks_a }}u, 0u, is_a{{ s }});
+  let is_a{{ s }} = own + {{ s * threads }}u < {{ blocks_a }}u;
+  let n{{ s }} = own + {{ s * threads }}u - select({{ blocks_a }}u, 0u, is_a{{ s }});
   let fast{{ s }} = select({{ "true" if b_fast == "k" else "false" }}, {{ "true" if a_fast == "k" else "false" }}, is_a{{ s }});
   let across{{ s }} = select({{ qn }}u, {{ qm }}u, is_a{{ s }});
   let kq{{ s }} = select(n{{ s }} / across{{ s }}, n{{ s }} % {{ KT // 4 }}u, fast{{ s }});
@@ -192,42 +225,38 @@ var<workgroup> tile: array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, 2>;
 {% for r in range(4 * RM) %}{% for c in range(RN) %}
   var s{{ r }}_{{ c }} = vec4<f32>();
 {% endfor %}{% endfor %}
-{{ fetch("begin") }}
-{{ place("begin", "0u") }}
+{{ fetch("begin" ~ own_k) }}
+{% if BUFFERS == 2 %}
+{{ place("begin" ~ own_k, "0u") }}
   workgroupBarrier();
   var now = 0u;
-  for (var k0 = begin; k0 < end; k0 += {{ KT }}u) {
-    let next = k0 + {{ KT }}u;
+{% endif %}
+  for (var k0 = begin; k0 < end; k0 += {{ stride }}u) {
+    let next = k0 + {{ stride }}u;
+{% if BUFFERS == 1 %}
+{{ place("k0" ~ own_k, "0u") }}
+    workgroupBarrier();
+{% endif %}
     if (next < end) {
-{{ fetch("next") }}
+{{ fetch("next" ~ own_k) }}
     }
-{% for k in range(KT) %}
-    {
-{% for i in range(RM) %}
-      let a{{ i }} = tile[now][{{ k }}][ty + {{ TY * i }}u];
-{% endfor %}
-{% for c in range(RN) %}
-      let b{{ c }} = tile[now][{{ k }}][tx + {{ qm + TX * c }}u];
-{% endfor %}
-{% for r in range(4 * RM) %}{% for c in range(RN) %}
-      s{{ r }}_{{ c }} += a{{ r // 4 }}[{{ r % 4 }}] * b{{ c }};
-{% endfor %}{% endfor %}
-    }
-{% endfor %}
+{{ multiply("now" if BUFFERS == 2 else "0u") }}
+{% if BUFFERS == 2 %}
     now = 1u - now;
     if (next < end) {
-{{ place("next", "now") }}
+{{ place("next" ~ own_k, "now") }}
     }
+{% endif %}
     workgroupBarrier();
   }
   // Results leave through workgroup memory: neighbouring invocations store neighbouring elements.
 {% for i in range(RM) %}{% for j0 in range(0, 4, band) %}
 {% for j in range(band) %}{% for c in range(RN) %}
 {% set at = "(ty * %du + %du) * %du + tx + %du" % (band, j, qn, TX * c) %}
-  { let at = {{ at }}; tile[at / {{ KT * (qm + qn) }}u][at / {{ qm + qn }}u % {{ KT }}u][at % {{ qm + qn }}u] = s{{ 4 * i + j0 + j }}_{{ c }}; }
+  { let at = {{ at }}; {{ flat("slice", "at") }} = s{{ 4 * i + j0 + j }}_{{ c }}; }
 {% endfor %}{% endfor %}
   workgroupBarrier();
-  for (var e = lid; e < {{ TY * band * 4 * qn }}u; e += {{ threads }}u) {
+  for (var e = lid; e < {{ TY * band * 4 * qn }}u; e += {{ threads * SLICES }}u) {
     let row = e / {{ 4 * qn }}u;
     let m = first_m + {{ 4 * TY * i + j0 }}u + row / {{ band }}u * 4u + row % {{ band }}u;
     let n = first_n + e % {{ 4 * qn }}u;
@@ -239,7 +268,7 @@ var<workgroup> tile: array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, 2>;
 {% else %}
       let to = ((split * p.batches + batch) * p.rows + m) * p.cols + n;
 {% endif %}
-      store(to, tile[at / {{ KT * (qm + qn) }}u][at / {{ qm + qn }}u % {{ KT }}u][at % {{ qm + qn }}u][e % 4u]);
+      store(to, {% for slice in range(SLICES) %}{{ " + " if slice else "" }}{{ flat(slice ~ "u", "at") }}[e % 4u]{% endfor %});
     }
   }
 {% if not (i == RM - 1 and j0 + band == 4) %}

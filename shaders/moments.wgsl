@@ -30,7 +30,8 @@ var<workgroup> pool2: array<vec2<f32>, {{ workgroup }}>;
     if (p.divisor == 0.0) { variance = select(inf(), nan(), squares == 0.0 || is_nan(squares)); }
 {% if pair %}
     store_variance(row, variance);
-    store_mean(row, rough + deviation.x / count);
+    // An infinite element makes every deviation infinite or NaN; the mean is what the sum says.
+    store_mean(row, select(rough + deviation.x / count, rough, is_nan(deviation.x)));
 {% else %}
     store(row, variance);
 {% endif %}

@@ -1,43 +1,39 @@
-// A picture at another size, one invocation a result, by torch's rules for coordinates (all in float32).
+// A picture at another size, one invocation a result, by torch's rules for coordinates.
 //
 // reads   x      [planes, in_h, in_w] by row-major index
 // writes  out    [planes, out_h, out_w]
-// params  count = planes * out_h * out_w; scale_h, scale_w: input steps for one output step
+// params  count = planes * out_h * out_w
+//         nearest: scale_h, scale_w: input steps for one output step
+//         others: num_h, off_h, den_h and those of w: output o lies at (o * num + off) / den, between -1 and 2**31 / den
 // groups  ceil(count / 64)
 //
-// MODE nearest: element floor(o * scale). MODE linear: between the two elements around o * scale (corners aligned), or
-// (o + 0.5) * scale - 0.5 (HALF). MODE cubic: the four elements around it, by Keys' kernel with A = -0.75; places
-// outside the picture are its border.
+// MODE nearest: element floor(o * scale), in float32 as torch rounds it. MODE linear: between the two elements around
+// the place. MODE cubic: the four elements around it, by Keys' kernel with A = -0.75; places outside the picture are its
+// border. Places are fractions of integers, so that a share of a neighbour is exact to its last digit however large the
+// picture is.
 
+{% if MODE != "nearest" %}
+struct Place { before: i32, share: f32 }
+// The element before, and how far the place lies towards the one behind it.
+fn source(o: u32, size: u32, num: u32, off: i32, den: u32) -> Place {
+  let at = i32(o * num) + off;
 {% if MODE == "linear" %}
-// The element before and the share of the one behind it.
-fn source(o: u32, size: u32, out: u32, scale: f32) -> vec2<f32> {
-  if (out == size) { return vec2<f32>(f32(o), 0.0); }
-{% if HALF %}
-  let at = max((f32(o) + 0.5) * scale - 0.5, 0.0);
+  if (at < 0) { return Place(0, 0.0); }
 {% else %}
-  let at = f32(o) * scale;
+  if (at < 0) { return Place(-1, f32(at + i32(den)) / f32(den)); }
 {% endif %}
-  let before = min(floor(at), f32(size - 1u));
-  return vec2<f32>(before, clamp(at - before, 0.0, 1.0));
+  let before = u32(at) / den;
+  if (before >= size) { return Place(i32(size) - 1, 1.0); }
+  return Place(i32(before), f32(u32(at) - before * den) / f32(den));
 }
 {% endif %}
 
 {% if MODE == "cubic" %}
-// The element before and the place between it and the one behind.
-fn source(o: u32, size: u32, scale: f32) -> vec2<f32> {
-{% if HALF %}
-  let at = (f32(o) + 0.5) * scale - 0.5;
-{% else %}
-  let at = f32(o) * scale;
-{% endif %}
-  let before = min(floor(at), f32(size - 1u));
-  return vec2<f32>(before, clamp(at - before, 0.0, 1.0));
-}
-fn near(x: f32) -> f32 { return (1.25 * x - 2.25) * x * x + 1.0; }
-fn far(x: f32) -> f32 { return ((-0.75 * x + 3.75) * x - 6.0) * x + 3.0; }
-fn weights(t: f32) -> array<f32, 4> { return array<f32, 4>(far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t)); }
-fn inside(before: f32, step: i32, size: u32) -> u32 { return u32(clamp(i32(before) + step, 0, i32(size) - 1)); }
+// Keys' kernel at distances t and 1 + t, in factors: nothing cancels.
+fn near(t: f32) -> f32 { return (1.0 - t) * (1.0 + t * (1.0 - 1.25 * t)); }
+fn far(t: f32) -> f32 { return -0.75 * t * (1.0 - t) * (1.0 - t); }
+fn weights(t: f32) -> array<f32, 4> { return array<f32, 4>(far(t), near(t), near(1.0 - t), far(1.0 - t)); }
+fn inside(before: i32, step: i32, size: u32) -> u32 { return u32(clamp(before + step, 0, i32(size) - 1)); }
 {% endif %}
 
 {{ entry(64) }}
@@ -50,28 +46,28 @@ fn inside(before: f32, step: i32, size: u32) -> u32 { return u32(clamp(i32(befor
   let y = min(u32(floor(f32(oy) * p.scale_h)), p.in_h - 1u);
   let x = min(u32(floor(f32(ox) * p.scale_w)), p.in_w - 1u);
   store(i, load_x(plane + y * p.in_w + x));
-{% elif MODE == "cubic" %}
-  let sy = source(oy, p.in_h, p.scale_h);
-  let sx = source(ox, p.in_w, p.scale_w);
-  let wx = weights(sx.y);
-  let wy = weights(sy.y);
+{% else %}
+  let sy = source(oy, p.in_h, p.num_h, p.off_h, p.den_h);
+  let sx = source(ox, p.in_w, p.num_w, p.off_w, p.den_w);
+{% if MODE == "cubic" %}
+  let wx = weights(sx.share);
+  let wy = weights(sy.share);
   var sum = 0.0;
   for (var dy = 0; dy < 4; dy++) {
-    let row = plane + inside(sy.x, dy - 1, p.in_h) * p.in_w;
+    let row = plane + inside(sy.before, dy - 1, p.in_h) * p.in_w;
     var line = 0.0;
-    for (var dx = 0; dx < 4; dx++) { line += wx[dx] * load_x(row + inside(sx.x, dx - 1, p.in_w)); }
+    for (var dx = 0; dx < 4; dx++) { line += wx[dx] * load_x(row + inside(sx.before, dx - 1, p.in_w)); }
     sum += wy[dy] * line;
   }
   store(i, sum);
 {% else %}
-  let sy = source(oy, p.in_h, p.out_h, p.scale_h);
-  let sx = source(ox, p.in_w, p.out_w, p.scale_w);
-  let row = plane + u32(sy.x) * p.in_w;
-  let below = plane + min(u32(sy.x) + 1u, p.in_h - 1u) * p.in_w;
-  let x = u32(sx.x);
+  let row = plane + u32(sy.before) * p.in_w;
+  let below = plane + min(u32(sy.before) + 1u, p.in_h - 1u) * p.in_w;
+  let x = u32(sx.before);
   let right = min(x + 1u, p.in_w - 1u);
-  let upper = (1.0 - sx.y) * load_x(row + x) + sx.y * load_x(row + right);
-  let lower = (1.0 - sx.y) * load_x(below + x) + sx.y * load_x(below + right);
-  store(i, (1.0 - sy.y) * upper + sy.y * lower);
+  let upper = (1.0 - sx.share) * load_x(row + x) + sx.share * load_x(row + right);
+  let lower = (1.0 - sx.share) * load_x(below + x) + sx.share * load_x(below + right);
+  store(i, (1.0 - sy.share) * upper + sy.share * lower);
+{% endif %}
 {% endif %}
 }

@@ -111,6 +111,8 @@ def doctor(as_json: Json = False) -> None:
             typer.echo(f"other adapters (choose with ZOO_ADAPTER): {', '.join(others)}")
         table(("version", ""), [(name, value or "missing") for name, value in findings.versions.items()])
         table(("native shim", ""), list(findings.shim.items()))
+        table(("dispatch loop", ""), list(findings.dispatch_loop.items()))
+        table(("matrix products", ""), list(findings.products.items()))
     for missing in findings.missing:
         say(f"missing: {missing.what}; get it: {missing.get}")
     if not findings.ok:
@@ -240,6 +242,11 @@ def check(
     bisected: Annotated[
         bool, typer.Option("--bisect", help="Find the first operator that goes wrong, and write a case of it (WebGPU).")
     ] = False,
+    method: Annotated[str | None, typer.Option(help="With --bisect: in this method alone.")] = None,
+    operators: Annotated[
+        str | None,
+        typer.Option(help="With --bisect: from one position of the method to before another.", metavar="FIRST:END"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare every method and the end-to-end output with float64 eager PyTorch; exit code 1 when out of bounds."""
@@ -248,8 +255,10 @@ def check(
     recipe = registry.load(model)
     request = _request(recipe, backend, weights, dtype, qlinear, qembedding, settings)
     if bisected:
-        _bisect(recipe, request, pte, as_json)
+        _bisect(recipe, request, pte, method, operators, as_json)
         return
+    if method is not None or operators is not None:
+        raise UserError("--method and --operators go with --bisect")
     with own_stdout() as stdout:
         report = run_check(recipe, request, pte=pte, runtime=runtime)
         if as_json:
@@ -265,11 +274,15 @@ def check(
         raise typer.Exit(1)
 
 
-def _bisect(recipe: Recipe, request: ExportRequest, pte: Path | None, as_json: bool) -> None:
-    from zoo.bisect import bisect
+def _bisect(
+    recipe: Recipe, request: ExportRequest, pte: Path | None, method: str | None, operators: str | None, as_json: bool
+) -> None:
+    from zoo.bisect import bisect, positions
 
+    span = None if operators is None else positions(operators)
+    folder = Path("out") / recipe.name / "bisect"
     with own_stdout() as stdout:
-        findings = bisect(recipe, request, pte=pte, folder=Path("out") / recipe.name / "bisect")
+        findings = bisect(recipe, request, pte=pte, folder=folder, method=method, operators=span)
         if as_json:
             stdout.write_json({"model": recipe.name, "findings": [finding.json() for finding in findings]})
     for finding in findings if not as_json else []:
@@ -322,7 +335,9 @@ def plan(
 
 @app.command()
 def bench(
-    model: Annotated[str, typer.Argument(help="A model of `zoo list`, or `kernels`.", metavar="MODEL|kernels")],
+    model: Annotated[
+        str, typer.Argument(help="A model of `zoo list`, `encoder` or `kernels`.", metavar="MODEL|encoder|kernels")
+    ],
     backend: Annotated[list[str] | None, typer.Option("--backend", "-b", help="May be given more than once.")] = None,
     weights: Weights = "auto",
     dtype: Dtype = "fp32",
@@ -333,52 +348,76 @@ def bench(
     runtime: Runtime = "executorch",
     traced: Annotated[bool, typer.Option("--trace", help="GPU time of every kernel instead (WebGPU).")] = False,
     against: Annotated[
-        list[str] | None, typer.Option(help="Other sides to time: all that the recipe has; `none` for none.")
+        list[str] | None,
+        typer.Option(help="Other sides to time: the recipe's own and installed peers by default; `none` for none."),
     ] = None,
     memory: Annotated[bool, typer.Option(help="Also run the sample on each backend for its peak memory.")] = True,
-    only: Annotated[str, typer.Option(help="With `kernels`: those whose names contain this.")] = "",
+    only: Annotated[str, typer.Option(help="The workloads or kernels whose names contain this.")] = "",
     as_json: Json = False,
 ) -> None:
     """Time the work of a model on each backend and beside other implementations, or single kernels."""
-    from zoo.bench import COLUMNS, rows, trace, trace_rows
-    from zoo.bench import bench as run_bench
+    from zoo.bench import encoder, kernels, models, trace
+    from zoo.bench.show import show
 
-    if model == "kernels":
-        _bench_kernels(runs, only, as_json)
-        return
-    recipe = registry.load(model)
-    requests = [
-        _request(recipe, name, weights, dtype, qlinear, qembedding, settings)
-        for name in (["webgpu"] if traced else backend or ["webgpu"])
-    ]
+    others = None if against is None else [side for side in against if side != "none"]
     with own_stdout() as stdout:
-        if traced:
-            report = trace(recipe, requests[0])
+        if model == "kernels":
+            report = kernels.bench_kernels(runs=runs, only=only, against=others)
         else:
-            others = None if against is None else [side for side in against if side != "none"]
-            report = run_bench(recipe, requests, runs=runs, runtime=runtime, against=others, memory=memory)
-        if as_json:
-            stdout.write_json(report)
-    title = f"adapter: {report['adapter']}"
-    if traced and not as_json:
-        table(("method", "kernel", "dispatches", "gpu us", "share"), trace_rows(report), title=title)
-    elif not as_json:
-        table(COLUMNS, rows(report), title=title)
-        for program in report["programs"]:
-            parts = [f"{name} {row['partitions']}" for name, row in program["methods"].items()]
-            peak = f", peak memory of a run {program['peak_bytes'] / 1e6:.0f} MB" if "peak_bytes" in program else ""
-            typer.echo(f"{program['backend']}: {program['bytes'] / 1e6:.1f} MB, partitions: {', '.join(parts)}{peak}")
-
-
-def _bench_kernels(runs: int, only: str, as_json: bool) -> None:
-    from zoo.bench_kernels import COLUMNS, bench_kernels, rows
-
-    with own_stdout() as stdout:
-        report = bench_kernels(runs=runs, only=only)
+            recipe = encoder.RECIPE if model == encoder.NAME else registry.load(model)
+            requests = [
+                _request(recipe, name, weights, dtype, qlinear, qembedding, settings)
+                for name in (["webgpu"] if traced else backend or ["webgpu"])
+            ]
+            if traced:
+                report = trace.trace(recipe, requests[0])
+            else:
+                report = models.bench(
+                    recipe, requests, runs=runs, runtime=runtime, against=others, memory=memory, only=only
+                )
         if as_json:
             stdout.write_json(report)
     if not as_json:
-        table(COLUMNS, rows(report), title=f"adapter: {report['adapter']}, copy {report['copy_gb_s']:.0f} GB/s")
+        show(report)
+
+
+@app.command()
+def tune(
+    clear: Annotated[bool, typer.Option("--clear", help="Go back to the shipped rule.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure the tiles of matrix products on this adapter, and choose by that from now on (WebGPU)."""
+    from zoo import tune as tuning
+
+    with own_stdout() as stdout:
+        if clear:
+            path, there = tuning.clear()
+            found: dict[str, Any] = {"path": str(path), "removed": there}
+        else:
+            result = tuning.tune()
+            found = result.json()
+        if as_json:
+            stdout.write_json(found)
+    if as_json:
+        return
+    if clear:
+        typer.echo(f"{path}: {'removed' if there else 'there was none'}")
+        return
+    table(tuning.COLUMNS, tuning.rows(result), title=f"adapter: {result.adapter}; held-out products")
+    kept = f"written to {result.path}" if result.path else "the shipped rule is as good, and stays"
+    typer.echo(f"{result.gain:.2f}x as fast on average, in {result.seconds:.0f} s: {kept}")
+
+
+@app.command()
+def report(
+    reports: Annotated[list[Path], typer.Argument(help="Files that `zoo bench … --json` wrote.", metavar="JSON…")],
+    page: Annotated[Path, typer.Option("--page", help="The folder that gets results.md and its plots.")],
+    plots: Annotated[bool, typer.Option(help="Draw a plot a model, with matplotlib.")] = True,
+) -> None:
+    """Make one page of benchmark reports, which may be of several machines."""
+    from zoo.bench.report import write_page
+
+    typer.echo(write_page(reports, page, plots=plots))
 
 
 @app.command(hidden=True)

@@ -46,6 +46,8 @@ class Findings:
     features: dict[str, bool] = field(default_factory=dict)
     versions: dict[str, str | None] = field(default_factory=dict)
     shim: dict[str, Any] = field(default_factory=dict)
+    dispatch_loop: dict[str, str] = field(default_factory=dict)
+    products: dict[str, str] = field(default_factory=dict)
     missing: list[Missing] = field(default_factory=list)
 
     @property
@@ -70,14 +72,16 @@ def examine() -> Findings:
         findings.missing.append(Missing(f"packages: {', '.join(absent)}", "make setup"))
     _examine_adapters(findings)
     _examine_shim(findings)
+    _examine_loop(findings)
+    _examine_products(findings)
     return findings
 
 
-def adapter_name() -> str | None:
-    """The adapter that programs run on, or None."""
+def adapter_info() -> dict[str, Any] | None:
+    """The adapter that programs run on, or None: device, type, api, vendor, driver."""
     findings = Findings()
     _examine_adapters(findings)
-    return findings.adapter["device"] if findings.adapter else None
+    return findings.adapter
 
 
 def _version(package: str) -> str | None:
@@ -138,6 +142,31 @@ def _examine_shim(findings: Findings) -> None:
         findings.missing.append(Missing("the native shim for ExecuTorch's runtime", _first_line(error)))
         return
     findings.shim = {"built": True, "path": str(path)}
+
+
+def _examine_loop(findings: Findings) -> None:
+    """Not missing where it is Python's: results are the same, at more time of the host."""
+    try:
+        loop, told = importlib.import_module("backend.runtime.replay").native_loop()
+    except Exception as error:  # without the wgpu package, which is told elsewhere
+        findings.dispatch_loop = {"runs": "not at all", "reason": _first_line(error)}
+        return
+    findings.dispatch_loop = {"runs": "native", "path": told} if loop else {"runs": "in Python", "reason": told}
+
+
+def _examine_products(findings: Findings) -> None:
+    """Which rule chooses the tiles of matrix products."""
+    if findings.adapter is None or findings.adapter["type"] == "CPU":
+        findings.products = {"tiles": "none", "reason": "they are for GPUs"}
+        return
+    from backend.ops import calibration
+    from backend.runtime.device import choose_adapter
+
+    adapter = choose_adapter()
+    if calibration.load(adapter) is None:
+        findings.products = {"tiles": "chosen as shipped", "to calibrate": "zoo tune"}
+    else:
+        findings.products = {"tiles": "chosen as calibrated", "path": str(calibration.path(adapter))}
 
 
 def _first_line(error: BaseException) -> str:

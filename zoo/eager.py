@@ -78,10 +78,15 @@ def quantized_embedding(call: Call) -> torch.Tensor:
 
 
 def round_rows(call: Call) -> torch.Tensor:
-    """`zoo.round_rows`: rows as 8-bit codes with a scale and a zero point of their own would give them back."""
-    x = call["input"]
+    """`zoo.round_rows`."""
+    return rounded_rows(call["input"], call["eps"])
+
+
+def rounded_rows(x: torch.Tensor, eps: float = torch.finfo(torch.float32).eps) -> torch.Tensor:
+    """Rows as 8-bit codes with a scale and a zero point of their own would give them back: what torchao does to the
+    activations of a linear in its dynamic modes (int8, asymmetric, per token), in the precision of `x`."""
     low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
-    scale = ((high - low) / 255).clamp(min=call["eps"])
+    scale = ((high - low) / 255).clamp(min=eps)
     zero = (-128 - (low / scale).round()).clamp(-128, 127)
     codes = ((x * (1 / scale)).round() + zero).clamp(-128, 127)
     return (codes - zero) * scale

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from backend.graph import BACKEND_ID
+from backend.runtime.device_tensor import DeviceTensor
 from backend.runtime.program import ProgramError, ProgramFile, TensorMeta, read_program
 from recipes.recipe import UserError
 
@@ -22,8 +23,16 @@ RUNTIMES = ("executorch", "direct")
 
 
 class _Engine(Protocol):
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]: ...
+    def run(self, method: str, *inputs: Any) -> list[np.ndarray]: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class _Starts(Protocol):
+    def start(self, method: str, *inputs: Any, fetch: Sequence[int]) -> list[DeviceTensor]: ...
+
+
+_NOT_ON_DEVICE = "ExecuTorch's runtime takes and gives arrays only: results stay on the GPU with --runtime direct"
 
 
 class Program:
@@ -35,6 +44,8 @@ class Program:
     def __init__(self, file: ProgramFile, engine: _Engine) -> None:
         self.methods: tuple[str, ...] = tuple(file.methods)
         self._engine = engine
+        # Whether `start` works: results can stay on the GPU. ExecuTorch's runtime hands out host memory only.
+        self.keeps_on_device = isinstance(engine, _Starts)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], runtime: str = "executorch") -> Program:
@@ -58,15 +69,30 @@ class Program:
         except OSError as error:
             raise UserError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
 
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+    def run(self, method: str, *inputs: np.ndarray | DeviceTensor) -> list[np.ndarray]:
         """Runs `method`; outputs have their live shapes and dtypes and stay valid after later calls.
 
         Raises `KeyError` for an unknown method, `backend.graph.ShapeError` for inputs that it does not take, what a
         delegate raised as it is, and `RuntimeError` with ExecuTorch's reason for what else goes wrong in there.
         """
+        self._check(method)
+        if not self.keeps_on_device and any(isinstance(given, DeviceTensor) for given in inputs):
+            raise UserError(_NOT_ON_DEVICE)
+        return self._engine.run(method, *inputs)
+
+    def start(self, method: str, *inputs: np.ndarray | DeviceTensor, fetch: Sequence[int] = ()) -> list[DeviceTensor]:
+        """Runs `method` without waiting; the outputs stay on the GPU. See `backend.runtime.module.Module.start`.
+
+        Raises as `run` does, and `UserError` where the runtime is ExecuTorch's (`keeps_on_device`).
+        """
+        self._check(method)
+        if not isinstance(self._engine, _Starts):
+            raise UserError(_NOT_ON_DEVICE)
+        return self._engine.start(method, *inputs, fetch=fetch)
+
+    def _check(self, method: str) -> None:
         if method not in self.methods:
             raise KeyError(f"no method {method!r}: the program has {', '.join(self.methods)}")
-        return self._engine.run(method, *arrays)
 
     def close(self) -> None:
         """Frees the program; later runs raise `ValueError`. Safe to call again."""

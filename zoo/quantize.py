@@ -124,18 +124,23 @@ def apply_request(recipe: Recipe, request: ExportRequest, methods: Mapping[str, 
 
 def settle(recipe: Recipe, request: ExportRequest, methods: Mapping[str, Method]) -> None:
     """Gives the weights of `methods`, in float32 (torchao takes no float64), the values that they stand for once
-    quantized as `request` asks: what a check compares with, so that it sees the errors of kernels and of quantized
-    activations, not those of the weights' grid."""
+    quantized as `request` asks, and makes linears of a dynamic mode round their inputs as it does: what a check
+    compares with, so that it sees the errors of kernels, not those of the mode's grids. The methods work in float64
+    after that, too."""
     if {request.qlinear, request.qembedding} == {FULL_PRECISION}:
         return
     import torch
     from torchao.utils import TorchAOBaseTensor
+
+    from zoo.eager import rounded_rows
 
     apply_request(recipe, request, methods)
     for method in methods.values():
         for module in method.module.modules():
             weight = getattr(module, "weight", None)
             if isinstance(weight, TorchAOBaseTensor):
+                if getattr(weight, "activation_quantization", None) is not None:
+                    module.register_forward_pre_hook(lambda _, inputs: (rounded_rows(inputs[0]), *inputs[1:]))
                 module.weight = torch.nn.Parameter(weight.dequantize(), requires_grad=False)
 
 

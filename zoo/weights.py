@@ -33,6 +33,23 @@ def sized(weights: str, size: str | None, hub_ids: Mapping[str, str]) -> str:
     raise UserError(f"--size chooses among the published checkpoints; --weights {weights} has its own size")
 
 
+def load_single(
+    weights: str, hub_id: str, files: Sequence[str], load_folder: Callable[[Path], Any], standin: Any
+) -> Any:
+    """As `load_sized` for a model of one size: `standin` has `synthetic(why)` and `tiny()`."""
+    if weights == "synthetic":
+        return standin.synthetic("as asked")
+    if weights == "tiny":
+        return standin.tiny()
+    if weights == "auto":
+        try:
+            folder = fetch(hub_id, files)
+        except UserError as error:
+            return standin.synthetic(str(error))
+        return load_folder(folder)
+    return load_folder(locate(weights, files))
+
+
 def load_sized(
     weights: str, hub_ids: Mapping[str, str], files: Sequence[str], load_folder: Callable[[Path], Any], standin: Any
 ) -> Any:

@@ -1,8 +1,11 @@
-"""Compiles `shim.cpp` against the installed ExecuTorch wheel: `ensure_built()` gives the path of the library.
+"""Compiles the native parts with the system's compiler: `ensure_built(library)` gives the path of one.
 
-The library's name carries a hash of its sources, the flags and ExecuTorch's version, so a stale one is never loaded
+`SHIM`, against the installed ExecuTorch wheel, is our backend in ExecuTorch's runtime. `REPLAY`, against nothing, is
+the loop over a plan's dispatches, which the torch-free runtime has in Python too.
+
+A library's name carries a hash of its sources, the flags and ExecuTorch's version, so a stale one is never loaded
 and a finished one is never built again. It lies beside the source, or in the user's cache folder where the
-installation is read-only. `python -m backend.native.build` builds it by hand.
+installation is read-only. `python -m backend.native.build` builds both by hand.
 """
 
 from __future__ import annotations
@@ -19,11 +22,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _SOURCE_FOLDER = Path(__file__).parent
-_SOURCES = ("shim.cpp", "python_abi.h")
-_STEM = "zoo_shim"
 _TIMEOUT_S = 300
 _GET_COMPILER = {
     "linux": "install one, for example `apt-get install g++`",
@@ -31,23 +33,43 @@ _GET_COMPILER = {
 }
 
 
+@dataclass(frozen=True)
+class Library:
+    """What is compiled: the first source, which includes the others, by a compiler of a language."""
+
+    name: str  # in messages
+    stem: str
+    sources: tuple[str, ...]
+    language: str
+    variable: str  # of the environment, names the compiler
+    compilers: tuple[str, ...]
+    uses_executorch: bool
+
+
+SHIM = Library(
+    "the native shim", "zoo_shim", ("shim.cpp", "python_abi.h"), "C++", "CXX", ("g++", "clang++"), uses_executorch=True
+)
+REPLAY = Library(
+    "the native dispatch loop", "zoo_replay", ("replay.c",), "C", "CC", ("cc", "gcc", "clang"), uses_executorch=False
+)
+
+
 class BuildError(RuntimeError):
-    """The shim cannot be built; the message says what is missing and how to get it."""
+    """A library cannot be built; the message says what is missing and how to get it."""
 
 
-def ensure_built() -> Path:
+def ensure_built(library: Library = SHIM) -> Path:
     """The up-to-date shared library, compiled first if need be. Raises `BuildError`."""
-    wheel = _wheel()
-    flags = _flags(wheel)
-    name = f"{_STEM}-{_fingerprint(flags)}.so"
-    folders = [_SOURCE_FOLDER, _cache_folder()]
+    flags = _shim_flags(_wheel()) if library.uses_executorch else ["-std=c11", *_FLAGS]
+    name = f"{library.stem}-{_fingerprint(library, flags)}.so"
+    folders = [_SOURCE_FOLDER, cache_folder()]
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
     for folder in folders:
         if _is_writable(folder):
-            return _compile(flags, folder / name)
-    raise BuildError(f"no folder to put the native shim in: neither {' nor '.join(map(str, folders))} is writable")
+            return _compile(library, flags, folder / name)
+    raise BuildError(f"no folder to put {library.name} in: neither {' nor '.join(map(str, folders))} is writable")
 
 
 def _wheel() -> Path:
@@ -66,11 +88,14 @@ def _wheel() -> Path:
     return wheel
 
 
-def _flags(wheel: Path) -> list[str]:
+_FLAGS = ("-O2", "-shared", "-fPIC", "-Wall")
+
+
+def _shim_flags(wheel: Path) -> list[str]:
     include = wheel / "include"
     portable = include / "executorch" / "runtime" / "core" / "portable_type" / "c10"
     return [
-        *("-std=c++17", "-O2", "-shared", "-fPIC", "-Wall"),
+        *("-std=c++17", *_FLAGS),
         "-DC10_USING_CUSTOM_GENERATED_MACROS",
         # The wheel's headers come as system headers: their warnings are not ours to fix.
         *("-isystem", str(include), "-isystem", str(portable)),
@@ -80,16 +105,17 @@ def _flags(wheel: Path) -> list[str]:
     ]
 
 
-def _fingerprint(flags: list[str]) -> str:
+def _fingerprint(library: Library, flags: list[str]) -> str:
     digest = hashlib.sha256()
-    for name in _SOURCES:
+    for name in library.sources:
         digest.update((_SOURCE_FOLDER / name).read_bytes())
-    version = importlib.metadata.version("executorch")
+    version = importlib.metadata.version("executorch") if library.uses_executorch else ""
     digest.update("\0".join([version, sys.platform, platform.machine(), *flags]).encode())
     return digest.hexdigest()[:16]
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """The user's, for what this project keeps; it may not exist yet."""
     root = os.environ.get("XDG_CACHE_HOME")
     if root:
         return Path(root) / "webgpu-zoo"
@@ -103,38 +129,44 @@ def _is_writable(folder: Path) -> bool:
     return False
 
 
-def _compiler() -> list[str]:
-    chosen = os.environ.get("CXX")
+def _compiler(library: Library) -> list[str]:
+    chosen = os.environ.get(library.variable)
     if chosen:
         command = shlex.split(chosen)
         if command and shutil.which(command[0]):
             return command
-        raise BuildError(f"the C++ compiler named by CXX, {chosen!r}, was not found: unset CXX or correct it")
-    for name in ("g++", "clang++"):
+        raise BuildError(
+            f"the {library.language} compiler named by {library.variable}, {chosen!r}, was not found: "
+            f"unset {library.variable} or correct it"
+        )
+    for name in library.compilers:
         if shutil.which(name):
             return [name]
     hint = _GET_COMPILER.get(sys.platform, "install one")
-    raise BuildError(f"no C++ compiler found (looked for g++ and clang++): {hint}, or name yours in CXX")
+    looked_for = " and ".join([", ".join(library.compilers[:-1]), library.compilers[-1]])
+    raise BuildError(
+        f"no {library.language} compiler found (looked for {looked_for}): {hint}, or name yours in {library.variable}"
+    )
 
 
-def _compile(flags: list[str], target: Path) -> Path:
-    command = _compiler()
-    with _temporary(target) as partial:
-        full = [*command, str(_SOURCE_FOLDER / _SOURCES[0]), *flags, "-o", str(partial)]
+def _compile(library: Library, flags: list[str], target: Path) -> Path:
+    command = _compiler(library)
+    with _temporary(library, target) as partial:
+        full = [*command, str(_SOURCE_FOLDER / library.sources[0]), *flags, "-o", str(partial)]
         try:
             result = subprocess.run(full, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise BuildError(f"building the native shim with {command[0]} failed: {error}") from error
+            raise BuildError(f"building {library.name} with {command[0]} failed: {error}") from error
         if result.returncode != 0:
             raise BuildError(
-                f"building the native shim with {command[0]} failed (exit code {result.returncode}):\n"
+                f"building {library.name} with {command[0]} failed (exit code {result.returncode}):\n"
                 f"{result.stderr.strip()[-2000:]}"
             )
         partial.chmod(0o755)  # mkstemp gave it to its owner alone
         # Atomic: another process sees the whole library or none.
         os.replace(partial, target)
     # Only beside this source: the cache folder may hold the libraries of other installations.
-    for stale in _SOURCE_FOLDER.glob(f"{_STEM}-*.so"):
+    for stale in _SOURCE_FOLDER.glob(f"{library.stem}-*.so"):
         if stale != target:
             with contextlib.suppress(OSError):
                 stale.unlink()
@@ -142,8 +174,8 @@ def _compile(flags: list[str], target: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _temporary(target: Path) -> Iterator[Path]:
-    handle, name = tempfile.mkstemp(prefix=f".{_STEM}-", suffix=".tmp", dir=target.parent)
+def _temporary(library: Library, target: Path) -> Iterator[Path]:
+    handle, name = tempfile.mkstemp(prefix=f".{library.stem}-", suffix=".tmp", dir=target.parent)
     os.close(handle)
     try:
         yield Path(name)
@@ -153,7 +185,13 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    try:
-        print(ensure_built())
-    except BuildError as error:
-        sys.exit(str(error))
+    # Without the loop, programs run through Python's: no failure. The shim is what ExecuTorch's runtime cannot do
+    # without.
+    failed = False
+    for built in (REPLAY, SHIM):
+        try:
+            print(ensure_built(built))
+        except BuildError as error:
+            print(error, file=sys.stderr)
+            failed = built is SHIM
+    sys.exit(failed)

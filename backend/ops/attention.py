@@ -1,20 +1,20 @@
 """scaled_dot_product_attention, whole: no buffer of scores, no repeated keys, no copies of permuted operands.
 
-Many queries go through `attention` (tiles with running softmax), up to 8 through `attention_few`, which is parallel
-over keys and skips those that a bool mask or causality hides; `attention_merge` puts together what was found in a cache
-longer than a span. Heads of very many elements with few keys (attention between channels) are two products and a
+Many queries go through `attention_wide` on a GPU and `attention` elsewhere (tiles with running softmax), up to 8 through
+`attention_few`, which is parallel over keys and skips those that a bool mask or causality hides; `attention_merge` puts
+together what was found where spans of keys were shared out. Heads of very many elements with few keys (attention between channels) are two products and a
 softmax between them: their scores are few, and a product can split its depth.
 
 A query that sees no key gives 0, as in torch; in `zoo.sdpa`, which stands for a softmax that a model spells out
 (`backend.passes.attention`), it gives NaN, as that does. With few queries, what a hidden key holds is never read; with
-many, that holds for 32 neighbouring keys that are hidden from 32 neighbouring queries, and a NaN elsewhere comes back
-as 0 × NaN, as in torch.
+many, that holds for a tile of keys (at most 64, counted from 0) that is hidden from a tile of queries, and a NaN
+elsewhere comes back as 0 × NaN, as in torch.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from backend.graph import Call, TensorSpec
@@ -23,7 +23,7 @@ from backend.ops.norm import softmax
 from backend.ops.pointwise import operand
 from backend.ops.registry import BOOL, FLOATS, register
 from backend.runtime import value as values
-from backend.runtime.builder import Builder, Vector
+from backend.runtime.builder import Builder, Capabilities, Vector
 from backend.runtime.tensor import Tensor
 from backend.runtime.value import Value
 
@@ -35,6 +35,9 @@ WIDE = (
     512  # elements of a head above which the columns of v are too many for one workgroup, and each has its own scores
 )
 BLOCK = 32  # columns of v a workgroup of attention keeps per block, at most 4 blocks
+MANY = 512  # workgroups of attention_wide that keep a large GPU busy: about four on each of its processors
+MOST_SPANS = 16  # that share out the keys of a tile of queries
+MOST_COLUMNS = 128  # of v that a workgroup of attention_wide keeps
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,48 @@ class Job:
     reads: dict[str, Tensor | Vector]
     params: dict[str, Any]
     constants: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A workgroup of `attention_wide`: TX × TY invocations, each with RM queries and 4 RN keys; KT elements of a head
+    are staged at a time, then KV keys' values."""
+
+    TX: int
+    TY: int
+    RM: int
+    RN: int
+    KT: int
+    KV: int
+    AHEAD: bool = True  # fetches while it multiplies
+
+    @property
+    def queries(self) -> int:
+        return self.TY * self.RM
+
+    @property
+    def keys(self) -> int:
+        return 4 * self.TX * self.RN
+
+    def blocks(self, columns: int) -> int:
+        """RC: quads of columns of v an invocation keeps."""
+        return -(-columns // (4 * self.TX))
+
+    def bytes(self, columns: int) -> int:
+        """Of workgroup memory, as `attention_wide.wgsl` lays it out."""
+        wide, quads, lanes = self.TX * self.blocks(columns), self.KT // 4, max(self.TX, self.TY)
+        weights = self.queries * -(-self.keys // self.KT)
+        rows = max(self.queries + self.keys, weights, -(-self.TY * wide // quads))
+        return 16 * (-(-rows // lanes) * lanes * (quads + 1) + self.KV * wide + self.queries * self.TX // 4)
+
+    def fits(self, columns: int, can: Capabilities) -> bool:
+        return can.max_invocations >= self.TX * self.TY and self.bytes(columns) <= can.max_workgroup_bytes
+
+
+TALL = Tile(8, 16, 4, 2, 32, 16)  # 64 queries × 64 keys
+FLAT = Tile(8, 16, 2, 2, 32, 16)  # 32 × 64
+SMALL = Tile(8, 16, 2, 1, 16, 8)  # 32 × 32, in 16 KiB
+TILES = (TALL, FLAT, SMALL)  # the first that fits is taken
 
 
 def _accepts(call: Call) -> str | None:
@@ -123,7 +168,10 @@ def _lower(call: Call, b: Builder) -> Value:
         "v": sides["v"].vector_axis(width, keys),
     }
     job = Job(tuple(out.shape), out.dtype, batch * heads, sides, vec, reads, params, constants)
-    return (_launch_few if queries <= FEW_QUERIES else _launch_many)(job, b)
+    if queries <= FEW_QUERIES:
+        return _launch_few(job, b)
+    tile = choose(job, b) if usable(b) else None
+    return _launch_many(job, b) if tile is None else _launch_wide(tile, job, b)
 
 
 def _as_products(query: Value, key: Value, value: Value, scale: float, dtype: str, b: Builder) -> Value:
@@ -156,6 +204,83 @@ def _launch_many(job: Job, b: Builder) -> Value:
         params=job.params | {"chunks": chunks, "q_tiles": q_tiles},
         constants=job.constants | axes | {"BLOCKS": -(-blocks // chunks), "v_fast": v_fast},
     )
+
+
+def usable(b: Builder) -> bool:
+    """On a processor, steps as large as those of `attention_wide` gain nothing."""
+    return b.capabilities.adapter_type != "CPU"
+
+
+def choose(job: Job, b: Builder) -> Tile | None:
+    """The first of `TILES` that fits, and has no rows for nothing where there are few queries; None where none fits."""
+    columns, queries = min(job.params["values"], MOST_COLUMNS), job.params["queries"]
+    fitting = [tile for tile in TILES if tile.fits(columns, b.capabilities)]
+    return next((tile for tile in fitting if tile.queries < 2 * queries), fitting[-1] if fitting else None)
+
+
+def _launch_wide(tile: Tile, job: Job, b: Builder) -> Value:
+    queries, keys, width = (job.params[name] for name in ("queries", "keys", "values"))
+    chunks = -(-width // MOST_COLUMNS)
+    q_tiles = -(-queries // tile.queries)
+    steps = -(-keys // tile.keys)
+    spans = min(-(-MANY // (job.pairs * q_tiles * chunks)), MOST_SPANS, steps)
+    reads = job.reads | {name: side.read(bool(job.vec[name])) for name, side in job.sides.items()}
+    params = job.params | {"chunks": chunks, "q_tiles": q_tiles, "spans": spans}
+    constants = job.constants | asdict(tile) | {"RC": tile.blocks(-(-width // chunks))}
+    constants |= {"ONE": spans == 1, "SEEN": False}
+    for name, axis in (("q", "k"), ("k", "k"), ("v", "outer")):
+        side = job.sides[name]
+        constants |= {
+            f"{name}_vec": job.vec[name] == axis,
+            f"{name}_along": (side.depth if axis == "k" else side.outer) == 1,
+        }
+        reads[name] = side.read(job.vec[name] == axis)
+    if job.constants["mask"] and steps > 1:
+        seen, strides = _seen(tile, job, b)
+        reads["seen"] = seen
+        params |= strides
+        constants["SEEN"] = True
+    groups = job.pairs * q_tiles * spans * chunks
+    if spans == 1:
+        return _by_position(job, b, "attention_wide", reads=reads, groups=groups, params=params, constants=constants)
+    rows = job.pairs * queries
+    found = {"sums": b.temp((rows, spans, width), "float32"), "stats": b.temp((rows, spans, 2), "float32")}
+    b.launch_into("attention_wide", targets=found, reads=reads, groups=groups, params=params, constants=constants)
+    return _merge(found, rows, spans, job, b)
+
+
+def _seen(tile: Tile, job: Job, b: Builder) -> tuple[Tensor, dict[str, int]]:
+    """What the mask leaves of each tile and step, and its strides; layers that share a mask share it."""
+    mask = job.reads["mask"]
+    assert isinstance(mask, Tensor)
+    own = {name: job.params[f"mask_{name}"] != 0 for name in ("batch", "head", "query", "key")}
+    heads = job.params["heads"] if own["head"] else 1
+    batches = job.pairs // job.params["heads"] if own["batch"] else 1
+    queries = job.params["queries"] if own["query"] else 1
+    tiles = -(-queries // tile.queries)
+    steps = -(-job.params["keys"] // tile.keys)
+    strides = {"seen_batch": own["batch"] * heads * tiles * steps, "seen_head": own["head"] * tiles * steps}
+    strides["seen_tile"] = own["query"] * steps
+    params = {name: value for name, value in job.params.items() if name.startswith("mask_")}
+    params |= {"heads": heads, "tiles": tiles, "steps": steps, "queries": queries, "keys": job.params["keys"]}
+    shape = (batches, heads, tiles, steps)
+    key = ("attention_seen", mask.buffer, tuple(params.items()), shape, tile)
+    seen = b.shared.get(key)
+    if seen is None:
+        seen = b.temp(shape, "int32")
+        constants = {"M": tile.queries, "N": tile.keys, "mask": job.constants["mask"]}
+        groups = math.prod(shape)
+        b.launch_into(
+            "attention_seen",
+            targets={"seen": seen},
+            reads={"mask": mask},
+            groups=groups,
+            params=params,
+            constants=constants,
+        )
+        if mask.buffer.kind != "state":  # which another step may write
+            b.shared[key] = seen
+    return seen, strides
 
 
 def _by_position(job: Job, b: Builder, template: str, **launch: Any) -> Value:
@@ -193,9 +318,14 @@ def _launch_few(job: Job, b: Builder) -> Value:
     sums, stats = b.temp((rows, spans, width), "float32"), b.temp((rows, spans, 2), "float32")
     found = {"sums": sums, "stats": stats}
     b.launch_into(few, targets=found, reads=reads, groups=groups, params=params, constants=constants)
-    kept = {name: job.params[name] for name in ("heads", "queries", "values", "empty")}
-    merged = {**kept, "spans": spans, "chunks": -(-width // 64)}
-    return _by_position(job, b, "attention_merge", reads=found, groups=rows * -(-width // 64), params=merged)
+    return _merge(found, rows, spans, job, b)
+
+
+def _merge(found: dict[str, Tensor], rows: int, spans: int, job: Job, b: Builder) -> Value:
+    chunks = -(-job.params["values"] // 64)
+    params = {name: job.params[name] for name in ("heads", "queries", "values", "empty")}
+    params |= {"spans": spans, "chunks": chunks}
+    return _by_position(job, b, "attention_merge", reads=found, groups=rows * chunks, params=params)
 
 
 register("aten.scaled_dot_product_attention.default", accepts=_accepts, lower=_lower, preserve=True)

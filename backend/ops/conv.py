@@ -1,10 +1,11 @@
 """Convolutions: conv1d, conv2d, their transposed forms, and aten.convolution, all as one 2-d family; 3-d ones go to
 `backend.ops.volume`.
 
-The kernel is chosen by structure and size. A kernel of one tap is a matrix product; many channels go through tiles
-(`gemm_wide` on GPUs, `conv_tile` on processors, or, for a handful of positions, patches and a matrix product); few
-channels, depthwise and grouped ones are summed directly. A transposed convolution is a matrix product whose results are
-gathered, or a direct gather. Bias is pointwise work that the builder moves into the kernel's store.
+The kernel is chosen by structure, size and kind of adapter (`_choose`). A kernel of one tap is a matrix product; for a
+handful of positions it is one of patches. On GPUs many channels go through tiles (`gemm_wide`, or, for 3 × 3,
+`backend.ops.winograd`), few channels and depthwise ones are summed directly. On processors `conv_lanes` sums what has a
+few channels. A transposed convolution is a matrix product whose results are gathered, or a direct gather. Bias is
+pointwise work that the builder moves into the kernel's store.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.graph import Call, TensorSpec
-from backend.ops import tiles, volume
+from backend.ops import tiles, volume, winograd
 from backend.ops.matmul import product
 from backend.ops.registry import FLOATS, register
 from backend.runtime import value as values
@@ -27,6 +28,8 @@ FEW_POSITIONS = 8  # up to so many results a channel, the product is one of a ma
 FEW_CHANNELS = 8  # below so many output channels a group, a tile would be mostly empty
 FEW_TILES = 24  # below so many 64 x 64 tiles, smaller ones keep more of the GPU busy
 SHALLOW = 8  # below so many products a result, staging does not pay
+LONGEST = 8  # taps in a row: so many are unrolled
+SPAN = 8  # positions of a row that an invocation of conv_lanes sums
 LARGE = 2**26  # bytes above which products of a transposed convolution are not kept, but gathered from the inputs
 
 
@@ -156,16 +159,25 @@ def _forward(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype
         )
         columns = values.permute(b.movable(patches), (1, 0))
         return b.reshape(product(b.reshape(weight, (g.out_c, g.depth)), columns, dtype, b), whole)
-    if not _prefers_tiles(g, b):
-        return _direct(source, weight, g, whole, dtype, b)
-    return _tiled(source, weight, g, whole, dtype, b)
+    return KERNELS[_choose(g, b)](source, weight, g, whole, dtype, b)
 
 
-def _prefers_tiles(g: Geometry, b: Builder) -> bool:
-    if g.out_c < FEW_CHANNELS or g.depth < SHALLOW:
-        return False
-    # On a processor staging costs more than it saves, except where a tile is large and full.
-    return not _on_processor(b) or (g.out_c >= 64 and g.depth >= 256 and _big_tiles(g) >= FEW_TILES)
+def _choose(g: Geometry, b: Builder) -> str:
+    """The kernel, one of `KERNELS`, of what is neither a product of matrices nor of a handful of positions."""
+    many = g.out_c >= FEW_CHANNELS and g.depth >= SHALLOW
+    if not _on_processor(b):
+        return "direct" if not many else "winograd" if winograd.prefers(g, b) else "tiles"
+    if g.out_c >= FEW_CHANNELS and _takes("lanes", g, b):
+        return "lanes"
+    # Staging costs more than it saves, except where a tile is large and full.
+    return "tiles" if many and g.out_c >= 64 and g.depth >= 256 and _big_tiles(g) >= FEW_TILES else "direct"
+
+
+def _takes(kernel: str, g: Geometry, b: Builder) -> bool:
+    """Whether the kernel computes this convolution, on this device."""
+    if kernel == "lanes":
+        return g.out_c % 4 == 0 and g.kernel[1] <= LONGEST and g.out[1] > 2 and "subgroup" in b.capabilities.features
+    return kernel != "winograd" or winograd.takes(g, b)
 
 
 def _on_processor(b: Builder) -> bool:
@@ -213,6 +225,30 @@ def _direct(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype
     )
 
 
+def _lanes(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype: str, b: Builder) -> Value:
+    weight = values.permute(b.movable(b.reshape(weight, (g.sets, g.out_c, g.depth))), (0, 2, 1))
+    kernels = _aligned(weight, b)
+    block = 16 if g.out_c <= 16 else 32
+    span = 4 if g.out[1] <= 4 else SPAN
+    blocks, spans = -(-g.out_c // block), -(-g.out[1] // span)
+    picture = -(-g.out[0] * spans // 4) * 4
+    planes = g.batch * g.sets * blocks
+    stride, dilation = g.stride[1], g.dilation[1]
+    columns = {j * stride + k * dilation for j in range(span) for k in range(g.kernel[1])}
+    params = {"blocks": blocks, "spans": spans, "picture": picture, "planes": planes}
+    params |= {"w_start": kernels.offset // 4, "last_quad": (kernels.offset + kernels.numel) // 4 - 1}
+    constants = {"BLOCK": block, "SPAN": span, "KW": g.kernel[1], "STRIDE": stride, "DILATION": dilation}
+    return b.launch(
+        "conv_lanes",
+        shape=whole,
+        dtype=dtype,
+        reads={"x": x, "weight": Vector(kernels)},
+        groups=-(-planes * picture // WORKGROUP),
+        params=g.params(x) | params,
+        constants=constants | {"COLUMNS": tuple(sorted(columns))},
+    )
+
+
 def _tiled(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype: str, b: Builder) -> Value:
     # With the taps outermost, four products in a row are of one tap: one test of bounds for all.
     taps_first = g.in_c % 4 == 0 and g.kernel != (1, 1)
@@ -223,7 +259,7 @@ def _tiled(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype:
     if tiles.usable(b):
         sizes = (g.sets, g.out_c, count, g.depth)
         return tiles.launch(
-            tiles.choose_patches(*sizes), sizes, shape=whole, dtype=dtype,
+            tiles.choose_patches(sizes, b), sizes, shape=whole, dtype=dtype,
             reads={"a": Vector(kernels) if vector else kernels, "x": x},
             params=params | {"a_outer": g.depth, "a_k": 1, "images": g.batch},
             constants={
@@ -245,6 +281,9 @@ def _tiled(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype:
         | {"tiles_m": tiles_m, "tiles_n": tiles_n, "chunk": chunk},
         constants={"T": block, "a_vec": "k" if vector else "", "TAPS_FIRST": taps_first, "flat": g.is_flat},
     )
+
+
+KERNELS = {"direct": _direct, "lanes": _lanes, "tiles": _tiled, "winograd": winograd.launch}
 
 
 def _transposed(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype: str, b: Builder) -> Value:

@@ -6,11 +6,12 @@ All see a tensor as planes of height × width; a 1-d signal has height 1.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from backend.graph import Call
+from backend.graph import Call, ShapeError
 from backend.ops.registry import ALL, FLOATS, Accepts, Lower, dtypes, every, register
 from backend.runtime import value as values
 from backend.runtime.builder import Builder
@@ -70,13 +71,29 @@ def _scales(call: Call, dims: int) -> list[float | None]:
     return [call.get(name) for name in (("scales",) if dims == 1 else ("scales_h", "scales_w"))]
 
 
-def _step(size: int, out: int, factor: float | None, align_corners: bool) -> float:
-    """Input steps for one output step, rounded where torch rounds."""
-    if align_corners:
-        return float(np.float32(size - 1) / np.float32(out - 1)) if out > 1 else 0.0
+def _step(size: int, out: int, factor: float | None) -> float:
+    """Input steps for one output step of nearest, rounded where torch rounds."""
     if factor is not None and factor > 0:
         return float(np.float32(1.0 / factor))
     return float(np.float32(size) / np.float32(out))
+
+
+def _places(size: int, out: int, factor: float | None, align_corners: bool) -> tuple[int, np.int32, int]:
+    """`(num, off, den)`: output o lies at (o * num + off) / den of the input, as torch has it in float64.
+
+    Exact where size * out < 2**29, and for factors that are ratios of small numbers; else the nearest fraction whose
+    products fit int32. Raises `ShapeError` where even whole steps do not fit.
+    """
+    if align_corners:
+        step = Fraction(size - 1, out - 1) if out > 1 else Fraction(0)
+    else:
+        step = 1 / Fraction(factor) if factor is not None and factor > 0 else Fraction(size, out)
+    largest = math.ceil(max(step, Fraction(1)) * (out + 1))
+    if largest >= 2**30:
+        raise ShapeError(f"resizing {size} elements to {out} in steps of {float(step):g}: places are beyond 2**30")
+    step = step.limit_denominator((2**30 - 1) // largest)
+    num, den = step.numerator, step.denominator
+    return (num, np.int32(0), den) if align_corners else (2 * num, np.int32(num - den), 2 * den)
 
 
 def _lower_upsample(mode: str, dims: int) -> Lower:
@@ -87,18 +104,24 @@ def _lower_upsample(mode: str, dims: int) -> Lower:
         x, shape = _as_picture(call["input"] if "input" in call.args else call["self"], out.shape, dims, b)
         if math.prod(shape) == 0:
             return values.scalar(0, out.dtype, out.shape)
-        steps = [_step(x.shape[d], shape[d], factors[d], align_corners) for d in (-2, -1)]
-        constants = {"MODE": mode, "HALF": not align_corners}
-        params = {"scale_h": steps[0], "scale_w": steps[1]}
-        return b.reshape(_launch("upsample", x, shape, b, params, constants), out.shape)
+        params: dict[str, Any] = {}
+        for d, side in ((-2, "h"), (-1, "w")):
+            if mode == "nearest":
+                params[f"scale_{side}"] = _step(x.shape[d], shape[d], factors[d])
+            else:
+                places = _places(x.shape[d], shape[d], factors[d], align_corners)
+                params |= zip((f"num_{side}", f"off_{side}", f"den_{side}"), places, strict=True)
+        return b.reshape(_launch("upsample", x, shape, b, params, {"MODE": mode}), out.shape)
 
     return lower
 
 
 def _known_factors(dims: int) -> Accepts:
     def accepts(call: Call) -> str | None:
-        known = all(factor is None or isinstance(factor, (int, float)) for factor in _scales(call, dims))
-        return None if known else "upsample: a scale factor that depends on the shape"
+        factors = [factor for factor in _scales(call, dims) if factor is not None]
+        if not all(isinstance(factor, (int, float)) for factor in factors):
+            return "upsample: a scale factor that depends on the shape"
+        return None if all(map(math.isfinite, factors)) else f"upsample: scale factors {factors}"
 
     return accepts
 

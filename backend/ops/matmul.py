@@ -26,7 +26,6 @@ from backend.runtime.value import Iota, Load, Value
 GEMV_ROWS = 8
 FEW_ROWS = 16  # up to so many rows, or columns, a product reads its matrix once
 LONG_DEPTH = 4096  # up to so many products are added one after the other
-MOST_IN_PARTS = 2**22  # elements of a product in parts
 FEW_TILES = 24  # below so many 64 × 64 tiles, smaller ones keep more of a GPU busy; a CPU has few cores to keep busy
 FEW_TILES_CPU = 2
 
@@ -105,7 +104,7 @@ def _chunk(count: int, narrow: int, depth: int) -> int:
     one in parts (attention between channels, over all positions of a picture). `gemv` adds 64 sums side by side."""
     chunk = max(LONG_DEPTH // 2, 4 * -(-depth // (4 * tiles.MOST_PARTS)))
     long = depth > LONG_DEPTH and narrow > FEW_ROWS
-    return chunk if long and count * -(-depth // chunk) <= MOST_IN_PARTS else depth
+    return chunk if long and count * -(-depth // chunk) <= tiles.MOST_IN_PARTS else depth
 
 
 def _launch_in_parts(chunk: int, first: Tensor, second: Tensor, shape: Sequence[int], dtype: str, b: Builder) -> Value:
@@ -170,9 +169,9 @@ def _launch(first: Tensor, second: Tensor, shape: Sequence[int], dtype: str, b: 
         return _launch_gemv(a, w, (batch, rows, cols, depth), out_strides, shape, kernel_dtype, params, constants, b)
     if not integer and tiles.usable(b):
         a_vec, b_vec = a.vector_axis(rows, depth), w.vector_axis(cols, depth)
-        tile = tiles.choose(batch, rows, cols, depth, a_vec == b_vec == "k")
+        sizes = (batch, rows, cols, depth)
         return tiles.launch(
-            tile, (batch, rows, cols, depth), shape=shape, dtype=kernel_dtype,
+            tiles.choose(sizes, b), sizes, shape=shape, dtype=kernel_dtype,
             reads={"a": a.read(bool(a_vec)), "b": w.read(bool(b_vec))}, params=params | a.params("a") | w.params("b"),
             constants={
                 "batch_dims": len(runs), "CONV": False, "FLAT": False, "TAPS_FIRST": False,

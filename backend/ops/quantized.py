@@ -123,8 +123,9 @@ def _lower_linear(call: Call, b: Builder) -> Value:
         constants = {"a_vec": is_vec, **gemv.NO_NORM}
         result = _few_rows({"a": a.read(is_vec), **reads}, params, bits, has_zero, constants, out, b)
     elif tiles.usable(b):
+        sizes = (1, rows, cols, depth)
         result = tiles.launch(
-            tiles.choose(1, rows, cols, depth, vec == "k"), (1, rows, cols, depth), shape=(rows, cols), dtype=out.dtype,
+            tiles.choose(sizes, b), sizes, shape=(rows, cols), dtype=out.dtype,
             reads={"a": a.read(bool(vec)), **reads}, params=params | {"b_start": 0},
             constants={
                 "batch_dims": 0, "CONV": False, "FLAT": False, "TAPS_FIRST": False, "a_vec": vec, "b_vec": "codes",

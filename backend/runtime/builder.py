@@ -8,7 +8,7 @@ with several readers, or that would be recomputed by broadcasting, are realised 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ class Capabilities:
     max_workgroup_bytes: int = 16384
     max_invocations: int = 256
     adapter_type: str = "Unknown"
+    tile_rule: Any = None  # a `backend.ops.tiles.Rule` of this adapter, or None for the shipped one
 
 
 @dataclass(eq=False)
@@ -96,6 +97,7 @@ class Builder:
         self.node: Node = Node("", {}, ())
         self._constants: dict[str, Buffer] = {}
         self._states: dict[str, Buffer] = {}
+        self.shared: dict[Hashable, Tensor] = {}  # what several ops of a graph need alike, by what it is made of
 
     # -- what op declarations use: values
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from backend.graph import ITEM_BYTES, BlobError, Graph, Node, TensorSpec, from_blob
+from backend.graph import ITEM_BYTES, BlobError, Graph, Node, ShapeError, TensorSpec, from_blob
 from backend.runtime.builder import Capabilities, lower_graph
 from backend.runtime.device import Device, get_device
+from backend.runtime.device_tensor import DeviceTensor
 from backend.runtime.errors import DeviceError
 from backend.runtime.hostdata import release_pages, to_storage
 from backend.runtime.plan import Plan
@@ -47,28 +48,49 @@ class Delegate:
             if spec.constant is not None:
                 self._constant_bytes(spec)
 
-    def execute(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """numpy arrays in, fresh arrays out, in the order and dtypes of the method.
+    def execute(self, inputs: Sequence[np.ndarray | DeviceTensor]) -> list[np.ndarray]:
+        """numpy arrays (or results on the GPU) in, fresh arrays out, in the order and dtypes of the method.
 
-        Raises `ShapeError` for a shape or dtype the method does not take, `DeviceError` for the GPU's refusals.
+        Raises `ShapeError` for a shape or dtype the method does not take, `DeviceError` for the GPU's refusals and for
+        a tensor of another GPU device, `ValueError` for a closed one.
         """
         plan, stored = self._ready(inputs)
         return plan.run(stored)
 
-    def profile(self, inputs: Sequence[np.ndarray]) -> list[tuple[str, int]]:
+    def start(self, inputs: Sequence[np.ndarray | DeviceTensor], fetch: Sequence[int] = ()) -> list[DeviceTensor]:
+        """As `execute`, but the outputs stay on the GPU; see `backend.runtime.module.Module.start`."""
+        plan, stored = self._ready(inputs)
+        return plan.start(stored, tuple(fetch))
+
+    def profile(self, inputs: Sequence[np.ndarray | DeviceTensor]) -> list[tuple[str, int]]:
         """(label, nanoseconds on the GPU) of every dispatch of one call; see `Plan.profile`."""
         plan, stored = self._ready(inputs)
         return plan.profile(stored)
 
-    def _ready(self, inputs: Sequence[np.ndarray]) -> tuple[Plan, list[np.ndarray]]:
+    def _ready(self, inputs: Sequence[np.ndarray | DeviceTensor]) -> tuple[Plan, list[np.ndarray | DeviceTensor]]:
         by_index = dict(zip(self.graph.inputs, inputs, strict=False))
-        sizes = [int(by_index[index]) for index in self.graph.sizes if index in by_index]
+        sizes = []
+        for given in (by_index[index] for index in self.graph.sizes if index in by_index):
+            # A value that decides shapes is needed here.
+            sizes.append(int(given.numpy() if isinstance(given, DeviceTensor) else given))
         plan = self.plan([tuple(array.shape) for array in inputs], sizes)
         stored = [
-            to_storage(np.asarray(array), self.graph.values[index].dtype, f"input {position}")
+            self._stored(array, self.graph.values[index].dtype, f"input {position}", plan.device)
             for position, (index, array) in enumerate(zip(self.graph.inputs, inputs, strict=True))
         ]
         return plan, stored
+
+    def _stored(
+        self, array: np.ndarray | DeviceTensor, dtype: str, what: str, device: Device
+    ) -> np.ndarray | DeviceTensor:
+        if not isinstance(array, DeviceTensor):
+            return to_storage(np.asarray(array), dtype, what)
+        if array.dtype != np.dtype(dtype):
+            raise ShapeError(f"{what} is {array.dtype}, expected {dtype}")
+        if array.device is not device:
+            raise DeviceError(f"{what} is a tensor of another GPU device, or of one that was lost: give an array")
+        _ = array.buffer  # raises for a closed one, before anything is submitted
+        return array
 
     def plan(self, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int] = ()) -> Plan:
         """The plan for these input shapes (and values of the inputs that are sizes). Raises `ShapeError`."""
@@ -181,10 +203,14 @@ def size_class(size: int) -> int:
 
 
 def capabilities(device: Device) -> Capabilities:
+    from backend.ops import calibration
+
+    on_processor = device.adapter.info["adapter_type"] == "CPU"  # whose products take no tiles of that kind
     return Capabilities(
         features=device.features,
         max_storage_buffers=device.limit("max-storage-buffers-per-shader-stage"),
         max_workgroup_bytes=device.limit("max-compute-workgroup-storage-size"),
         max_invocations=device.limit("max-compute-invocations-per-workgroup"),
         adapter_type=str(device.adapter.info["adapter_type"]),
+        tile_rule=None if on_processor else calibration.load(device.adapter),
     )

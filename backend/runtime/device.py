@@ -16,7 +16,7 @@ from typing import Any
 import wgpu
 from wgpu.backends.wgpu_native._ffi import ffi
 
-from backend.runtime import c_types
+from backend.runtime import c_types, replay
 from backend.runtime.errors import DeviceError, DeviceLostError
 
 c_types.install(ffi)
@@ -75,6 +75,7 @@ class Device:
         self.adapter = adapter or choose_adapter()
         self.lock = threading.RLock()
         self.lost: str | None = None
+        self.is_cpu = self.adapter.info["adapter_type"] == "CPU"
         features = [name for name in WANTED_FEATURES if name in self.adapter.features]
         try:
             self.handle = self.adapter.request_device_sync(
@@ -126,10 +127,10 @@ class Device:
             piece = view[start : min(start + STAGED_BYTES, whole)]
             if self._staged + len(piece) > STAGED_BYTES:
                 self.flush()
-            self.handle.queue.write_buffer(buffer, offset + start, piece)
+            replay.write(self, buffer, offset + start, piece)
             self._staged += len(piece)
         if whole < len(view):
-            self.handle.queue.write_buffer(buffer, offset + whole, bytes(view[whole:]).ljust(4, b"\0"))
+            replay.write(self, buffer, offset + whole, bytes(view[whole:]).ljust(4, b"\0"))
 
     def flush(self) -> None:
         """Waits until the GPU has done all that was submitted and written, which frees staging and dropped buffers."""

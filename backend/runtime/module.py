@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from backend.runtime.device_tensor import DeviceTensor
 from backend.runtime.program import MethodInfo, ProgramError, ProgramFile, TensorMeta, read_program
 
 
@@ -53,28 +54,50 @@ class Module:
         """Raises `OSError` when the file cannot be read, `ProgramError` when it is damaged or not fully delegated."""
         return cls(read_program(path))
 
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+    def run(self, method: str, *inputs: np.ndarray | DeviceTensor) -> list[np.ndarray]:
         """Runs `method`; outputs have their live shapes and stay valid after later calls.
 
-        Raises `KeyError` for an unknown method, `ShapeError` for inputs outside of its bounds.
+        Raises `KeyError` for an unknown method, `ShapeError` for inputs outside of its bounds, `ValueError` for a
+        closed program or tensor, `DeviceError` for a tensor of another GPU device.
         """
         with self._lock:
             info = self._open().methods[method]
-            inputs = [np.asarray(array) for array in arrays]
-            info.check_inputs(inputs)
-            values: dict[int, np.ndarray] = dict(zip(info.inputs, inputs, strict=True))
+            values = _given(info, inputs)
             for call, delegate in zip(info.calls, self._load(info), strict=True):
-                produced = delegate.execute([_array(index, info, values) for index in call.inputs])
-                if len(produced) != len(call.outputs):
-                    raise ProgramError(f"{method}: {len(produced)} outputs computed, the file says {len(call.outputs)}")
-                values.update(zip(call.outputs, produced, strict=True))
+                _put(
+                    call.outputs, delegate.execute([_array(index, info, values) for index in call.inputs]), info, values
+                )
             # An output that is an input or a constant must not alias it: the caller may write into either.
             fresh = {index for call in info.calls for index in call.outputs}
-            return [
-                values[index] if index in fresh else np.array(_array(index, info, values)) for index in info.outputs
-            ]
+            outputs = []
+            for index in info.outputs:
+                value = _array(index, info, values)
+                array = value.numpy() if isinstance(value, DeviceTensor) else value
+                outputs.append(array if index in fresh else np.array(array))
+            return outputs
 
-    def plan(self, method: str, *arrays: np.ndarray) -> dict[str, Any]:
+    def start(self, method: str, *inputs: np.ndarray | DeviceTensor, fetch: Sequence[int] = ()) -> list[DeviceTensor]:
+        """Runs `method` without waiting for it; the outputs stay on the GPU, as inputs of other calls.
+
+        fetch: positions of outputs whose values are wanted here soon. They are on their way to the host when this
+        returns, and their `numpy()` waits for this call alone, whatever was started since; those of others copy them
+        when asked. A GPU that is lost meanwhile is told there. Results are those of `run`, bit for bit.
+        Raises as `run` does, and `ValueError` for a method with an output that no delegate makes.
+        """
+        with self._lock:
+            info = self._open().methods[method]
+            values = _given(info, inputs)
+            made = {index for call in info.calls for index in call.outputs}
+            if not made.issuperset(info.outputs):
+                raise ValueError(f"{method} returns an input or a constant as it is: use run")
+            wanted = {info.outputs[position] for position in fetch}
+            for call, delegate in zip(info.calls, self._load(info), strict=True):
+                positions = [position for position, index in enumerate(call.outputs) if index in wanted]
+                given = [_array(index, info, values) for index in call.inputs]
+                _put(call.outputs, delegate.start(given, positions), info, values)
+            return [values[index] for index in info.outputs]
+
+    def plan(self, method: str, *arrays: np.ndarray | DeviceTensor) -> dict[str, Any]:
         """What the GPU runtime decides for inputs of these shapes, without running it.
 
         {"dispatches": int, "buffer_bytes": int, "weight_bytes": int, "kernels": [one label a dispatch, in order]}.
@@ -82,9 +105,7 @@ class Module:
         """
         with self._lock:
             info = self._open().methods[method]
-            inputs = [np.asarray(array) for array in arrays]
-            info.check_inputs(inputs)
-            values: dict[int, np.ndarray] = dict(zip(info.inputs, inputs, strict=True))
+            values = _given(info, arrays)
             told: dict[str, Any] = {"dispatches": 0, "buffer_bytes": 0, "weight_bytes": 0, "kernels": []}
             for call, delegate in zip(info.calls, self._load(info), strict=True):
                 plan = delegate.plan([_array(index, info, values).shape for index in call.inputs])
@@ -96,7 +117,7 @@ class Module:
                     values[index] = np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape)
             return told
 
-    def profile(self, method: str, *arrays: np.ndarray) -> list[tuple[str, int]]:
+    def profile(self, method: str, *arrays: np.ndarray | DeviceTensor) -> list[tuple[str, int]]:
         """(label, nanoseconds on the GPU) of every dispatch of one call, after one that is not timed.
 
         Each dispatch is timed in a pass of its own, so that the sum is more than a call's time. States change as if the
@@ -104,9 +125,7 @@ class Module:
         """
         with self._lock:
             info = self._open().methods[method]
-            inputs = [np.asarray(array) for array in arrays]
-            info.check_inputs(inputs)
-            values: dict[int, np.ndarray] = dict(zip(info.inputs, inputs, strict=True))
+            values = _given(info, arrays)
             spent: list[tuple[str, int]] = []
             for call, delegate in zip(info.calls, self._load(info), strict=True):
                 given = [_array(index, info, values) for index in call.inputs]
@@ -160,7 +179,23 @@ class Module:
         return self._delegates[info.name]
 
 
-def _array(index: int, info: MethodInfo, values: dict[int, np.ndarray]) -> np.ndarray:
+Given = np.ndarray | DeviceTensor
+
+
+def _given(info: MethodInfo, inputs: Sequence[Given]) -> dict[int, Any]:
+    """The method's values so far: its inputs, checked."""
+    checked = [given if isinstance(given, DeviceTensor) else np.asarray(given) for given in inputs]
+    info.check_inputs(checked)
+    return dict(zip(info.inputs, checked, strict=True))
+
+
+def _put(indices: Sequence[int], produced: Sequence[Given], info: MethodInfo, values: dict[int, Any]) -> None:
+    if len(produced) != len(indices):
+        raise ProgramError(f"{info.name}: {len(produced)} outputs computed, the file says {len(indices)}")
+    values.update(zip(indices, produced, strict=True))
+
+
+def _array(index: int, info: MethodInfo, values: dict[int, Any]) -> Any:
     if index in values:
         return values[index]
     value = info.values[index]

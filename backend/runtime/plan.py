@@ -6,8 +6,12 @@ and kept with the delegate's resources for the plans of other shapes; constants 
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import math
+from collections import deque
 from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,15 +19,15 @@ import wgpu
 
 from backend.runtime.builder import Dispatch, Lowered
 from backend.runtime.device import UNIFORM, WRITE, Device
-from backend.runtime.errors import DeviceError
-from backend.runtime.hostdata import from_storage
-from backend.runtime.replay import Step, encode, mapped, timed
-from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer
+from backend.runtime.device_tensor import DeviceTensor, Readback
+from backend.runtime.replay import Copy, Mapping, Step, Table, record, submit, timed
+from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer, Tensor
 
 _AT_ONCE_BYTES = 32 << 20  # of new buffers, before work on constants is run and lets go of what it needs no more
 # Dispatches of a submit: the GPU works on few while the host records more. A submit costs as much as ten dispatches.
 FIRST_SUBMIT, MOST_SUBMIT = 8, 64
 _STAGING_USAGE = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+_MOST_SPARE = 4  # buffers that a plan keeps for the next calls, of each kind
 
 
 class Resources(Protocol):
@@ -37,6 +41,18 @@ class Resources(Protocol):
 
     def scratch(self, sizes: Sequence[int]) -> list[Any]:
         """Distinct GPU buffers of at least these sizes; other plans may use the same ones."""
+
+
+@dataclass(frozen=True)
+class _Readout:
+    """How some of the outputs come to the host: where each lies in staging memory, and such memory for the next calls.
+
+    `entries`: (GPU buffer, or None for an empty output, byte offset, live bytes).
+    """
+
+    entries: list[tuple[Any, int, int]]
+    nbytes: int
+    spare: deque[Any] = field(default_factory=lambda: deque(maxlen=_MOST_SPARE))
 
 
 class Plan:
@@ -63,8 +79,10 @@ class Plan:
         for key, slot in slots.items():
             memory.setdefault(key, scratch[slot])
         self.buffer_bytes = sum(sizes) + sum(buffer.nbytes for buffer in lowered.inputs)
-        self.steps = self._prepare(dynamic)
-        self._make_staging()
+        self._table = Table(self._prepare(dynamic))
+        self.steps = self._table.steps
+        self._readouts: dict[tuple[int, ...], _Readout] = {}
+        self._kept: list[deque[Any]] = [deque(maxlen=_MOST_SPARE) for _ in self.outputs]
 
     # -- building
 
@@ -88,7 +106,7 @@ class Plan:
                 fresh += buffer.nbytes
             waiting.append(dispatch)
             if fresh >= _AT_ONCE_BYTES or dispatch is to_run[-1]:
-                self._submit(self._prepare(waiting), [])
+                self._submit(Table(self._prepare(waiting)))
                 for key in [key for key, at in last.items() if at <= position and key not in lasting]:
                     memory.pop(key, None)
                 self.device.flush()
@@ -121,81 +139,140 @@ class Plan:
             steps.append(Step(dispatch.label, dispatch.template, pipeline, group, dispatch.groups))
         return steps
 
-    def _make_staging(self) -> None:
-        self._layout: list[tuple[Any, int, int, int]] = []  # buffer, padded bytes, offset in staging, live bytes
-        total = 0
-        for tensor in self.outputs:
-            live = tensor.numel * STORAGE_BYTES[STORAGE[tensor.dtype]]
-            padded = (live + 3) // 4 * 4
-            if live:
-                self._layout.append((self._memory[id(tensor.buffer)], padded, total, live))
-            else:
-                self._layout.append((None, 0, 0, 0))
-            total += (padded + 7) // 8 * 8
-        self._staging = None
-        self._staging_bytes = total
-
     # -- running
 
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """inputs as stored (see `hostdata`). Returns fresh arrays of the outputs' dtypes and shapes."""
-        with self.device.lock:
-            self._upload(inputs)
-            if self._staging is None and self._staging_bytes:
-                self._staging = self.device.handle.create_buffer(size=self._staging_bytes, usage=_STAGING_USAGE)
-            self._submit(self.steps, [entry for entry in self._layout if entry[0] is not None])
-            return self._read_back()
+    def run(self, inputs: Sequence[np.ndarray | DeviceTensor]) -> list[np.ndarray]:
+        """inputs as stored (see `hostdata`), or on the GPU. Returns fresh arrays of the outputs' dtypes and shapes."""
+        return self._launch(inputs, tuple(range(len(self.outputs))), keep=False)[1].arrays()
 
-    def profile(self, inputs: Sequence[np.ndarray]) -> list[tuple[str, int]]:
+    def start(self, inputs: Sequence[np.ndarray | DeviceTensor], fetch: tuple[int, ...] = ()) -> list[DeviceTensor]:
+        """As `run`, but returns when the work is submitted. The outputs at `fetch` are on their way to the host."""
+        buffers, readback = self._launch(inputs, fetch, keep=True)
+        return [
+            DeviceTensor(
+                *(self.device, buffer, tensor.dtype, tensor.shape, spare),
+                readback=functools.partial(_nth, readback, fetch.index(position)) if position in fetch else None,
+            )
+            for position, (tensor, buffer, spare) in enumerate(zip(self.outputs, buffers, self._kept, strict=True))
+        ]
+
+    def profile(self, inputs: Sequence[np.ndarray | DeviceTensor]) -> list[tuple[str, int]]:
         """(label, nanoseconds on the GPU) of every dispatch of one run. Updates states as `run` does.
 
         Raises `ValueError` when the adapter has no timestamp queries.
         """
         with self.device.lock:
-            self._upload(inputs)
+            if copies := self._upload(inputs):
+                self._submit(Table([]), copies)
             return list(zip((step.label for step in self.steps), timed(self.device, self.steps), strict=True))
 
-    def _upload(self, inputs: Sequence[np.ndarray]) -> None:
-        for buffer, array in zip(self._input_buffers, inputs, strict=True):
-            if array.size:
-                self.device.write(buffer, array.reshape(-1).view(np.uint8))
+    def _launch(
+        self, inputs: Sequence[np.ndarray | DeviceTensor], fetch: tuple[int, ...], keep: bool
+    ) -> tuple[list[Any], Readback]:
+        """Submits one run. Returns copies of the outputs on the GPU, if `keep`, and those at `fetch` for the host."""
+        with self.device.lock:
+            before = self._upload(inputs)
+            readout = self._readouts.get(fetch)
+            if readout is None:
+                readout = self._readouts[fetch] = self._read_out(fetch)
+            staging = _pop(readout.spare) if readout.nbytes else None
+            if staging is None and readout.nbytes:
+                staging = _staging(self.device, readout.nbytes)
+            after = [Copy(source, staging, at, _padded(live)) for source, at, live in readout.entries if live]
+            kept = []
+            for tensor, spare in zip(self.outputs if keep else (), self._kept, strict=False):
+                live = _live_bytes(tensor)
+                kept.append(_pop(spare) or self.device.buffer(live, "a result"))
+                if live:
+                    after.append(Copy(self._memory[id(tensor.buffer)], kept[-1], 0, _padded(live)))
+            submission = self._submit(self._table, before, after)
+            mapping = Mapping(self.device, staging, readout.nbytes, submission) if staging is not None else None
+        layout = [
+            (at, live, self.outputs[position].dtype, self.outputs[position].shape)
+            for position, (_, at, live) in zip(fetch, readout.entries, strict=True)
+        ]
+        return kept, Readback(self.device, mapping, layout, readout.spare)
 
-    def _submit(self, steps: Sequence[Step], copies: Sequence[tuple[Any, int, int, int]]) -> None:
-        self.device.guard("running a plan", self._encode, steps, copies)
+    def _read_out(self, fetch: tuple[int, ...]) -> _Readout:
+        entries: list[tuple[Any, int, int]] = []
+        total = 0
+        for tensor in (self.outputs[position] for position in fetch):
+            live = _live_bytes(tensor)
+            entries.append((self._memory[id(tensor.buffer)] if live else None, total, live))
+            total += -(-live // 8) * 8
+        return _Readout(entries, total)
 
-    def _encode(self, steps: Sequence[Step], copies: Sequence[tuple[Any, int, int, int]]) -> None:
-        device = self.device.handle
-        first, count = 0, FIRST_SUBMIT
+    def _upload(self, inputs: Sequence[np.ndarray | DeviceTensor]) -> list[Copy]:
+        """Writes arrays; what is on the GPU is left for the copies that it returns."""
+        copies = []
+        for buffer, given in zip(self._input_buffers, inputs, strict=True):
+            if isinstance(given, DeviceTensor):
+                copies.append(Copy(given.buffer, buffer, 0, buffer.size))
+            elif given.size:
+                self.device.write(buffer, given.reshape(-1).view(np.uint8))
+        return copies
+
+    def _submit(self, table: Table, before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> int:
+        submission: int = self.device.guard("running a plan", self._encode, table, before, after)
+        return submission
+
+    def _encode(self, table: Table, before: Sequence[Copy], after: Sequence[Copy]) -> int:
+        # Where the host is the GPU there is nothing to overlap, and a submit waits for the one before.
+        first, count = 0, len(table.steps) if self.device.is_cpu else FIRST_SUBMIT
         while True:
-            last = first + count >= len(steps)
-            encoder = device.create_command_encoder()
-            if steps:
-                compute = encoder.begin_compute_pass()
-                encode(compute, steps[first : first + count])
-                compute.end()
+            last = first + count >= len(table.steps)
+            count = min(count, len(table.steps) - first)
+            commands = record(self.device, table, first, count, () if first else before, after if last else ())
+            submission = submit(self.device, commands)
             if last:
-                for buffer, padded, offset, _ in copies:
-                    encoder.copy_buffer_to_buffer(buffer, 0, self._staging, offset, padded)
-            device.queue.submit([encoder.finish()])
-            if last:
-                return
+                return submission
             first, count = first + count, min(2 * count, MOST_SUBMIT)
 
-    def _read_back(self) -> list[np.ndarray]:
-        if self._staging is None:
-            return self._results(memoryview(b""))
-        try:
-            with mapped(self.device, self._staging, self._staging_bytes) as data:
-                return self._results(data)
-        except RuntimeError as error:
-            self._staging = None  # a fresh one next time: a failed map must not poison later calls
-            raise DeviceError(f"reading results back from {self.device.name} failed: {error}") from error
 
-    def _results(self, data: memoryview) -> list[np.ndarray]:
-        return [
-            from_storage(data[offset : offset + live], tensor.dtype, tensor.shape)
-            for tensor, (_, _, offset, live) in zip(self.outputs, self._layout, strict=True)
-        ]
+def read_later(device: Device, buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A function that gives the contents of a GPU buffer as they are now, which are on their way to the host."""
+    live = math.prod(shape) * STORAGE_BYTES[STORAGE[dtype]]
+    layout = [(0, live, dtype, shape)]
+    if not live:
+        return functools.partial(_nth, Readback(device, None, layout, deque()), 0)
+    staging = _staging(device, _padded(live))
+    with device.lock:
+        copies = (Copy(buffer, staging, 0, _padded(live)),)
+        submission = device.guard("reading results back", _record_and_submit, device, copies)
+        mapping = Mapping(device, staging, _padded(live), submission)
+    return functools.partial(_nth, Readback(device, mapping, layout, deque(maxlen=0)), 0)
+
+
+def _record_and_submit(device: Device, copies: Sequence[Copy]) -> int:
+    return submit(device, record(device, Table([]), 0, 0, copies))
+
+
+def _nth(readback: Readback, position: int) -> np.ndarray:
+    return readback.arrays()[position]
+
+
+def _live_bytes(tensor: Tensor) -> int:
+    return tensor.numel * STORAGE_BYTES[STORAGE[tensor.dtype]]
+
+
+def _padded(nbytes: int) -> int:
+    return (nbytes + 3) // 4 * 4
+
+
+def _pop(spare: deque[Any]) -> Any:
+    """A buffer that is left over, or None; others may take one at the same time."""
+    try:
+        return spare.pop()
+    except IndexError:
+        return None
+
+
+def _staging(device: Device, nbytes: int) -> Any:
+    return device.guard(f"allocating {nbytes} bytes to read results back", _create_staging, device, nbytes)
+
+
+def _create_staging(device: Device, nbytes: int) -> Any:
+    return device.handle.create_buffer(size=nbytes, usage=_STAGING_USAGE)
 
 
 def _static_dispatches(dispatches: Sequence[Dispatch]) -> set[int]:

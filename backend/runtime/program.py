@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from backend.graph import BACKEND_ID, ShapeError
+from backend.runtime.device_tensor import DeviceTensor
 from backend.runtime.flatbuffer import FlatbufferError, Reader, Table
 
 # ExecuTorch's scalar types that numpy has, and the names of others.
@@ -91,7 +92,7 @@ class MethodInfo:
     calls: tuple[DelegateCall, ...]
     undelegated: str | None
 
-    def check_inputs(self, arrays: Sequence[np.ndarray]) -> None:
+    def check_inputs(self, arrays: Sequence[np.ndarray | DeviceTensor]) -> None:
         """Raises `ShapeError`, naming input and dimension, unless `arrays` are within what the file says.
 
         ExecuTorch itself compares element counts only. Lower bounds and dims tied to each other are the delegate's.

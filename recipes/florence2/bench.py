@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from recipes.eager import EagerProgram
 from recipes.florence2.build import build
-from recipes.florence2.check import EagerProgram
-from recipes.florence2.generate import Decoder, Runnable, generate, search_of
-from recipes.recipe import Bundle, ExportRequest, UserError, Workload
+from recipes.florence2.generate import Decoder, generate, search_of
+from recipes.recipe import Bundle, ExportRequest, Runnable, UserError, Workload
 
 SEED = 0
 PROMPT, TOKENS = 12, 32

@@ -13,8 +13,8 @@ from recipes.florence2 import checkpoint as checkpoints
 from recipes.florence2.checkpoint import Checkpoint
 from recipes.florence2.modules import EncodeMethod, EncoderInputs, StepMethod, VisionMethod, half_linears, make_caches
 from recipes.florence2.tasks import TASKS
-from recipes.qwen3.modules import Vocabulary
 from recipes.recipe import Bundle, ExportRequest, Method, UserError
+from recipes.transformer import Vocabulary
 
 MAX_BEAMS = 8
 SLOT_BEAMS = 3  # slots for so many texts of full length that share nothing; the reference's number of beams

@@ -10,30 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
+from recipes.eager import EagerProgram, in_float64
 from recipes.florence2.build import build
-from recipes.florence2.generate import Decoder, Runnable, Search, generate, search_of
+from recipes.florence2.generate import Decoder, Search, generate, search_of
 from recipes.florence2.runner import pixel_values
-from recipes.recipe import Bundle, Comparison, ExportRequest, Tolerance, UserError
-from zoo import quantize
+from recipes.recipe import Bundle, Comparison, ExportRequest, Runnable, Tolerance, UserError
 from zoo.pictures import SAMPLE, read_rgb, sample_path
 
 SEED = 11
 PICTURES = ("astronaut", "coffee")
 STEPS, BEAM_STEPS = 64, 24
-
-
-class EagerProgram:
-    """The methods of a bundle as plain PyTorch, with the interface of a loaded program."""
-
-    def __init__(self, bundle: Bundle):
-        self._methods = {name: method.module for name, method in bundle.methods.items()}
-
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
-        with torch.no_grad():
-            output = self._methods[method](*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
-        return [output.numpy()]
 
 
 class Recorded:
@@ -55,11 +42,7 @@ def golden_bundle(request: ExportRequest) -> Bundle:
     """The methods in float64 on the values that the program's weights stand for, rounded or quantized as they are."""
     from recipes.florence2 import RECIPE
 
-    bundle = build(request)
-    quantize.settle(RECIPE, request, bundle.methods)
-    for method in bundle.methods.values():
-        method.module.double()
-    return bundle
+    return in_float64(RECIPE, request, build(request))
 
 
 def check(program: Runnable, request: ExportRequest) -> list[Comparison]:

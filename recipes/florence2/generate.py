@@ -8,19 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from recipes.recipe import UserError
+from recipes.recipe import Runnable, UserError
 
 _NEVER = np.float32(-1e9)  # what transformers adds to a score that must not be chosen
-
-
-class Runnable(Protocol):
-    """What runs the exported methods: a `zoo.program.Program`."""
-
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True)

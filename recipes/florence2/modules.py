@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recipes.qwen3.modules import Vocabulary, fused_linear
+from recipes.transformer import Vocabulary, fused_linear
 
 
 class MixedLinear(nn.Linear):

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from recipes.florence2 import answers
-from recipes.florence2.generate import Decoder, Runnable, generate, search_of
+from recipes.florence2.generate import Decoder, generate, search_of
 from recipes.florence2.tasks import task_input
-from recipes.recipe import UserError
+from recipes.recipe import Runnable, UserError
 
 
 @dataclass

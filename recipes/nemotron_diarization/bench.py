@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from recipes.eager import EagerProgram
 from recipes.nemotron_diarization import checkpoint as checkpoints
 from recipes.nemotron_diarization import voices
 from recipes.nemotron_diarization.build import make_bundle
-from recipes.nemotron_diarization.check import EagerProgram
-from recipes.nemotron_diarization.runner import OFFLINE, Diarizer, Runnable
-from recipes.recipe import Bundle, ExportRequest, UserError, Workload
+from recipes.nemotron_diarization.runner import OFFLINE, Diarizer
+from recipes.recipe import Bundle, ExportRequest, Runnable, UserError, Workload
 
 RECORDING = {True: 180.0, False: 10.0}  # seconds, on a GPU and where a processor stands in for one
 STEPS = 120  # of a stream, until its cache and queue have been full more than once

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from recipes.eager import EagerProgram, in_float64
 from recipes.nemotron_diarization import checkpoint as checkpoints
 from recipes.nemotron_diarization import voices
 from recipes.nemotron_diarization.build import make_bundle
-from recipes.nemotron_diarization.runner import OFFLINE, Diarizer, Runnable
-from recipes.recipe import FULL_PRECISION, Bundle, Comparison, ExportRequest, Tolerance
-from zoo import quantize
+from recipes.nemotron_diarization.runner import OFFLINE, Diarizer
+from recipes.recipe import FULL_PRECISION, Bundle, Comparison, ExportRequest, Runnable, Tolerance
 
 SEED = 11
 SECONDS = 180.0  # of the recording: seven chunks of offline mode, the speaker cache compressed at each
@@ -25,19 +24,6 @@ SHORT_SECONDS = 4.0  # of the stream where a step takes seconds: the real config
 FEW_LAYERS = 4
 EDGE = 1e-4  # decisions are compared where the probability is further than this from the threshold
 THRESHOLD = 0.5
-
-
-class EagerProgram:
-    """The methods of a bundle as plain PyTorch, with the interface of a loaded program."""
-
-    def __init__(self, bundle: Bundle):
-        self._methods = {name: method.module for name, method in bundle.methods.items()}
-
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
-        with torch.no_grad():
-            output = self._methods[method](*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
-        array: np.ndarray = output.numpy()
-        return [array]
 
 
 def golden_bundle(request: ExportRequest) -> Bundle:
@@ -52,11 +38,7 @@ def golden_bundle(request: ExportRequest) -> Bundle:
         return make_bundle(checkpoint)
     from recipes.nemotron_diarization import RECIPE
 
-    bundle = make_bundle(checkpoint)
-    quantize.settle(RECIPE, request, bundle.methods)
-    for method in bundle.methods.values():
-        method.module.double()
-    return bundle
+    return in_float64(RECIPE, request, make_bundle(checkpoint))
 
 
 def check(program: Runnable, request: ExportRequest) -> list[Comparison]:

@@ -31,17 +31,8 @@ def load(weights: str) -> Checkpoint:
     """The checkpoint that `weights` names. Raises `UserError` for one that is missing, unreadable or damaged."""
     from recipes.nemotron_diarization import standin
 
-    if weights == "synthetic":
-        return standin.synthetic("as asked")
-    if weights == "tiny":
-        return standin.tiny()
-    if weights == "auto":
-        try:
-            folder = source.fetch(HUB_ID, _HUB_FILES)
-        except UserError as error:
-            return standin.synthetic(str(error))
-        return load_folder(folder)
-    return load_folder(source.locate(weights, _HUB_FILES))
+    loaded: Checkpoint = source.load_single(weights, HUB_ID, _HUB_FILES, load_folder, standin)
+    return loaded
 
 
 def load_folder(folder: Path) -> Checkpoint:

@@ -12,21 +12,15 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from recipes.nemotron_diarization.cache import SpeakerCache
 from recipes.nemotron_diarization.features import LogMel
-from recipes.recipe import UserError
+from recipes.recipe import Runnable, UserError
 
 OFFLINE = "offline"
-
-
-class Runnable(Protocol):
-    """What runs the exported methods: a `zoo.program.Program`."""
-
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]: ...
 
 
 def read_metadata(assets: Path) -> dict[str, Any]:

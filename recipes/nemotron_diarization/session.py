@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from recipes.nemotron_diarization import audio as sources
 from recipes.nemotron_diarization.plot import Envelope, draw
-from recipes.nemotron_diarization.runner import OFFLINE, Diarizer, Runnable, modes, read_metadata
+from recipes.nemotron_diarization.runner import OFFLINE, Diarizer, modes, read_metadata
 from recipes.nemotron_diarization.segments import Decision, Segment, Segmenter
 from recipes.nemotron_diarization.segments import rttm as rttm_document
-from recipes.recipe import UserError
+from recipes.recipe import Runnable, UserError
 from zoo.console import Stdout, own_stdout, say, stderr
 from zoo.files import atomic_file, check_output, staged
 

@@ -5,6 +5,7 @@
 
 checkpoint.py, standin.py   weights          modules.py, codec.py   the two exported methods
 build.py                    the bundle       check.py               against float64 eager
+bench.py                    workloads
 This file is the declaration and is read without torch.
 """
 
@@ -136,6 +137,7 @@ RECIPE = Recipe(
     tolerances=tolerance_table(tolerances, ("fp32", "fp16"), QUANTIZATION),
     build=deferred("recipes.phonon.build:build"),
     check=deferred("recipes.phonon.check:check"),
+    workloads=deferred("recipes.phonon.bench:workloads"),
     run=run,
     sample_arguments=("--text", "Hello! This is Phonon, speaking from your own machine.", "--output", "{out}.wav"),
 )

@@ -10,30 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from recipes.eager import EagerProgram, in_float64
 from recipes.phonon import checkpoint as checkpoints
 from recipes.phonon.build import make_bundle
-from recipes.phonon.runner import Runnable, Speaker
-from recipes.recipe import FULL_PRECISION, Bundle, Comparison, ExportRequest, Tolerance
-from zoo import quantize
+from recipes.phonon.runner import Speaker
+from recipes.recipe import FULL_PRECISION, Bundle, Comparison, ExportRequest, Runnable, Tolerance
 
 TEXT = "The train leaves at 9:45, so be there on time."
 SEED = 7
 LENGTHS = (1, 2, 7, 50)  # of prompts, besides the longest that the program takes
-
-
-class EagerProgram:
-    """The methods of a bundle as plain PyTorch, with the interface of a loaded program."""
-
-    def __init__(self, bundle: Bundle):
-        self._methods = {name: method.module for name, method in bundle.methods.items()}
-
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
-        with torch.no_grad():
-            outputs = self._methods[method](*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
-        # a copy: an output may be a view of the state
-        return [output.numpy().copy() for output in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
 def golden_bundle(request: ExportRequest) -> Bundle:
@@ -49,11 +35,7 @@ def golden_bundle(request: ExportRequest) -> Bundle:
         return make_bundle(checkpoint)
     from recipes.phonon import RECIPE
 
-    bundle = make_bundle(checkpoint)
-    quantize.settle(RECIPE, request, bundle.methods)
-    for method in bundle.methods.values():
-        method.module.double()
-    return bundle
+    return in_float64(RECIPE, request, make_bundle(checkpoint))
 
 
 def check(program: Runnable, request: ExportRequest) -> list[Comparison]:

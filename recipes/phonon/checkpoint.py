@@ -12,10 +12,7 @@ and of its processor write it:
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from recipes.recipe import UserError
+from zoo import weights as source
 
 HUB_ID = "gradium/phonon-31m-en"
 # What is fetched of a hub repository: those of this model also hold the files of other runtimes.
@@ -60,68 +58,30 @@ def load(weights: str) -> Checkpoint:
     """The checkpoint that `weights` names. Raises `UserError` for one that is missing, unreadable or damaged."""
     from recipes.phonon import standin
 
-    if weights == "synthetic":
-        return standin.synthetic("as asked")
-    if weights == "tiny":
-        return standin.tiny()
-    if weights == "auto":
-        try:
-            folder = fetch(HUB_ID)
-        except UserError as error:
-            return standin.synthetic(str(error))
-        return load_folder(folder)
-    path = Path(weights).expanduser()
-    if path.is_dir():
-        return load_folder(path)
-    if path.exists():
-        raise UserError(f"{weights} is a file: --weights takes the folder that holds config.json and model.safetensors")
-    if path.is_absolute() or weights.startswith((".", "~")) or not re.fullmatch(r"[\w.-]+/[\w.-]+", weights):
-        raise UserError(f"no such folder: {weights} (--weights takes auto, synthetic, tiny, a folder or a hub id)")
-    return load_folder(fetch(weights))
-
-
-def fetch(hub_id: str) -> Path:
-    """The local folder of a hub repository: from the cache when it is complete there, else from the network."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    try:
-        folder = Path(snapshot_download(hub_id, local_files_only=True))
-        if (folder / "config.json").is_file() and any(folder.glob("model*.safetensors")):
-            return folder
-    except (LocalEntryNotFoundError, HFValidationError):
-        pass
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(_HUB_FILES), etag_timeout=5))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        raise UserError(f"{hub_id} is not in the local cache and the hub gave: {_first_line(error)}") from error
-    except Exception as error:
-        # The hub client passes on its HTTP library's own errors, whose types are not part of its interface.
-        if type(error).__module__.split(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2", "requests"):
-            raise
-        raise UserError(f"{hub_id} is not in the local cache and the hub gave: {_first_line(error)}") from error
+    loaded: Checkpoint = source.load_single(weights, HUB_ID, _HUB_FILES, load_folder, standin)
+    return loaded
 
 
 def load_folder(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`. Raises `UserError` with the file that is missing or damaged."""
     from transformers import AutoTokenizer, GradiumPhononTTSForConditionalGeneration, PocketTTSAudioTokenizerModel
 
-    config = _read_json(folder / "config.json")
+    config = source.read_json(folder / "config.json")
     if config.get("model_type") != "gradium_phonon_tts":
         raise UserError(f"{folder / 'config.json'} describes a {config.get('model_type')!r} model, not Phonon")
-    with _readable(folder, "the model"):
-        model = _pretrained(GradiumPhononTTSForConditionalGeneration, folder)
-    settings = _read_json(folder / "processor_config.json")
+    with source.readable(folder, "the model"):
+        model = source.pretrained(GradiumPhononTTSForConditionalGeneration, folder)
+    settings = source.read_json(folder / "processor_config.json")
     codec_source = _codec_source(folder, settings)
-    with _readable(codec_source, "the audio tokenizer"):
+    with source.readable(codec_source, "the audio tokenizer"):
         # the encoder turns a recording into a voice and is not needed to speak
-        codec = _pretrained(PocketTTSAudioTokenizerModel, codec_source, encoder_config=None)
+        codec = source.pretrained(PocketTTSAudioTokenizerModel, codec_source, encoder_config=None)
     if codec.config.latent_dim != model.config.latent_dim:
         raise UserError(
             f"{folder}: the audio tokenizer has latents of {codec.config.latent_dim}, the model of "
             f"{model.config.latent_dim}"
         )
-    with _readable(folder, "the tokenizer"):
+    with source.readable(folder, "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         for name in ("audio_prompt_token", "audio_latent_token", "audio_bos_token"):
             getattr(tokenizer, name)
@@ -134,17 +94,6 @@ def load_folder(folder: Path) -> Checkpoint:
         processor=ProcessorSettings(**known),
         voices=_voices(folder, model.config.audio_prompt_dim),
     )
-
-
-def _pretrained(kind: Any, source: Path | str, **options: Any) -> Any:
-    """`from_pretrained` in float32 that refuses what transformers only warns of: weights that are not there."""
-    import torch
-
-    model, info = kind.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
-    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
-    if missing:
-        raise ValueError(f"{len(missing)} weights are missing or of another shape, such as {missing[0]}")
-    return model.eval()
 
 
 def _codec_source(folder: Path, settings: dict[str, Any]) -> Path | str:
@@ -161,7 +110,7 @@ def _codec_source(folder: Path, settings: dict[str, Any]) -> Path | str:
             return candidate
     if Path(name).is_absolute():
         raise UserError(f"{folder}: its audio tokenizer should be at {name}, which does not exist")
-    return fetch(str(name))
+    return source.fetch(str(name), _HUB_FILES)
 
 
 def _chat_template(folder: Path, settings: dict[str, Any], tokenizer: Any) -> str:
@@ -183,7 +132,7 @@ def _voices(folder: Path, width: int) -> dict[str, np.ndarray]:
         try:
             tensors = load_file(file).values()
         except (SafetensorError, OSError) as error:
-            raise UserError(f"cannot read voice {file}: {_first_line(error)}") from error
+            raise UserError(f"cannot read voice {file}: {source.first_line(error)}") from error
         rows = [tensor.squeeze(0) if tensor.dim() == 3 else tensor for tensor in tensors]
         rows = [row for row in rows if row.dim() == 2 and row.shape[1] == width and len(row)]
         if len(rows) != 1:
@@ -191,31 +140,3 @@ def _voices(folder: Path, width: int) -> dict[str, np.ndarray]:
         name = re.sub(r"[-_.]?voice$", "", file.stem) or file.stem
         voices[name] = rows[0].float().numpy()
     return voices
-
-
-@contextmanager
-def _readable(source: Path | str, what: str) -> Iterator[None]:
-    """Turns the errors of a file that is missing, cut short or not what it should be into one line."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, SafetensorError) as error:
-        raise UserError(f"cannot read {what} in {source}: {_first_line(error)}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no such file: {path}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {_first_line(error)}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"cannot read {path}: it holds no JSON object")
-    return value
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recipes.phonon.modules import fused_linear, rotary_tables, rotate, scaled_rows
+from recipes.phonon.modules import rotary_tables, scaled_rows
 from recipes.recipe import UserError
+from recipes.transformer import fused_linear, rotate
 
 
 class StreamConv1d(nn.Module):

@@ -20,16 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
-def fused_linear(*layers: nn.Linear) -> nn.Linear:
-    """One linear layer whose outputs are those of `layers` side by side: one matrix product in place of several."""
-    weight = torch.cat([layer.weight.detach() for layer in layers])
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=layers[0].bias is not None, dtype=weight.dtype)
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if layers[0].bias is not None:
-        bias = torch.cat([layer.bias.detach() for layer in layers])
-        linear.bias = nn.Parameter(bias, requires_grad=False)
-    return linear
+from recipes.transformer import fused_linear, rotate
 
 
 def scaled_rows(linear: nn.Linear, scale: Tensor | float) -> nn.Linear:
@@ -49,13 +40,6 @@ def rotary_tables(rotary: Any, length: int, dtype: torch.dtype) -> tuple[Tensor,
     """
     cos, sin = rotary(torch.zeros(1, dtype=dtype), torch.arange(length)[None])
     return cos[0].clone(), sin[0].clone()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate-half RoPE. x `[1, S, heads, head_dim]`, cos and sin `[S, 1, head_dim]`."""
-    half = x.shape[-1] // 2
-    rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos + rotated * sin
 
 
 class Attention(nn.Module):
@@ -232,10 +216,12 @@ class FrameMethod(nn.Module):
         self.flow = FlowHead(model, flow_steps)
         self.eos_head = model.eos_head
 
-    def forward(self, ids: Tensor, features: Tensor, position: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, ids: Tensor, features: Tensor, position: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """ids `[1, S]` int64, features `[1, S, V + L]`, position `[1]` int64, noise `[1, L]` ->
-        latent `[1, L]` (normalised), end-of-speech logit `[1, 1]`, both of the last position."""
+        latent `[1, L]` (normalised), end-of-speech logit `[1, 1]`, both of the last position, and
+        the features `[1, 1, V + L]` that the latent is in the next call, which needs no host for them."""
         dtype = self.eos_head.weight.dtype
         hidden = self.backbone(ids, features.to(dtype), position)
-        latent = self.flow(hidden, noise.to(dtype))
-        return latent.to(noise.dtype), self.eos_head(hidden).to(noise.dtype)
+        latent = self.flow(hidden, noise.to(dtype)).to(noise.dtype)
+        following = F.pad(latent.unsqueeze(1), (features.shape[2] - latent.shape[1], 0))
+        return latent, self.eos_head(hidden).to(noise.dtype), following

@@ -4,29 +4,50 @@ A text becomes chunks (text.py), each an utterance of its own as in transformers
 audio stream from frame 0. A frame is two calls of the program, `frame` and `decode` (modules.py). The samples of
 a text are its frames one after the other, whoever consumes them: streamed and whole-file output are the same.
 
+Where results can stay on the GPU (the direct runtime), latents never come back to it from the host, and the next
+frame is at work there while this one's samples are on their way. What was begun beyond the last frame is dropped:
+the samples are those of one call after the other, bit for bit.
+
 Noise: `numpy.random.default_rng(seed)`, one draw of standard normal float32 `[1, latent_dim]` a frame, in order
 over all chunks, times `sqrt(temperature)` (temperature is the variance, as in transformers).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
+from backend.runtime.device_tensor import DeviceTensor
 from recipes.phonon.text import EndOfSpeech, Prompt, TextFrontend
-from recipes.recipe import UserError
+from recipes.recipe import Runnable, UserError
 
 
-class Runnable(Protocol):
-    """What runs the exported methods: a `zoo.program.Program`."""
+class Starting(Runnable, Protocol):
+    def start(self, method: str, *inputs: Any, fetch: Sequence[int]) -> list[DeviceTensor]: ...
 
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]: ...
+
+_Frame = tuple[np.ndarray, np.ndarray, np.ndarray]  # latent, end-of-speech logit, samples
+
+
+class _Noise:
+    """A draw a frame, in order; one that a frame did not use after all is the next one's."""
+
+    def __init__(self, draw: Callable[[], np.ndarray]):
+        self._draw = draw
+        self._unused: list[np.ndarray] = []
+
+    def take(self) -> np.ndarray:
+        return self._unused.pop() if self._unused else self._draw()
+
+    def give_back(self, noise: np.ndarray) -> None:
+        self._unused.append(noise)
 
 
 def _warn(line: str) -> None:
@@ -38,6 +59,7 @@ class Speaker:
 
     `assets` is the folder beside the `.pte`. `warn` gets the line of an utterance that hit its frame budget.
     `dtype` is the float type of the program's inputs; only the float64 reference of the accuracy check changes it.
+    `ahead=False` makes one call after the other also where the program keeps results on the GPU.
     """
 
     def __init__(
@@ -46,6 +68,7 @@ class Speaker:
         assets: Path,
         warn: Callable[[str], None] = _warn,
         dtype: type[np.floating[Any]] = np.float32,
+        ahead: bool = True,
     ):
         try:
             self.metadata: dict[str, Any] = json.loads((assets / "recipe.json").read_text(encoding="utf-8"))
@@ -54,6 +77,8 @@ class Speaker:
         self.sample_rate: int = self.metadata["sampling_rate"]
         self.voices: tuple[str, ...] = tuple(self.metadata["voices"])
         self._program = program
+        # A program of the direct runtime itself has `start`; `zoo.program.Program` has it and says if it works.
+        self.works_ahead: bool = ahead and getattr(program, "keeps_on_device", hasattr(program, "start"))
         self._assets = assets
         self._warn = warn
         self._dtype = dtype
@@ -63,7 +88,7 @@ class Speaker:
 
     def stream(
         self, text: str, voice: str | None = None, seed: int = 0, temperature: float | None = None
-    ) -> Iterator[np.ndarray]:
+    ) -> Generator[np.ndarray]:
         """Frames of `text`, float32 `[frame_size]` each. What is wrong with the arguments is raised here and now.
 
         Raises `UserError` for a text without words, an unknown voice, a negative seed or temperature.
@@ -81,10 +106,11 @@ class Speaker:
         rng = np.random.default_rng(seed)
         scale = np.float32(math.sqrt(temperature))
 
-        def noise() -> np.ndarray:
+        def draw() -> np.ndarray:
             drawn = rng.standard_normal((1, self.metadata["latent_dim"]), dtype=np.float32) * scale
             return drawn.astype(self._dtype)
 
+        noise = _Noise(draw)
         return (frame for prompt in prompts for frame in self._utterance(prompt, latents, noise))
 
     def _voice(self, name: str | None) -> np.ndarray:
@@ -102,36 +128,77 @@ class Speaker:
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read voice {path}: {error}; export again") from error
 
-    def _utterance(self, prompt: Prompt, voice: np.ndarray, noise: Callable[[], np.ndarray]) -> Iterator[np.ndarray]:
+    def _utterance(self, prompt: Prompt, voice: np.ndarray, noise: _Noise) -> Iterator[np.ndarray]:
         meta = self.metadata
-        voice_dim, length = meta["voice_dim"], prompt.ids.shape[1]
+        length = prompt.ids.shape[1]
         if length > meta["max_prompt"]:
             raise UserError(f"a prompt of {length} positions; the program was exported for {meta['max_prompt']}")
-        ids = prompt.ids
-        features = np.zeros((1, length, voice_dim + meta["latent_dim"]), dtype=self._dtype)
-        features[0, ids[0] == meta["audio_prompt_id"], :voice_dim] = voice
         end = EndOfSpeech(
             meta["generation"]["eos_threshold"], prompt.frames_after_eos, meta["generation"]["min_frames_before_eos"]
         )
-        position = 0
-        for frame in range(prompt.budget):
-            latent, logit = self._program.run("frame", ids, features, np.array([position]), noise())
-            (samples,) = self._program.run("decode", latent, np.array([frame]))
-            samples = np.array(samples, dtype=self._dtype).reshape(-1)
-            if not (np.isfinite(latent).all() and np.isfinite(samples).all()):
-                raise UserError("the program produced samples that are not finite: nothing more is spoken")
-            self._fade_in(samples, frame)
-            yield samples
-            if end.done(float(logit[0, 0])):
-                return
-            position += ids.shape[1]
-            ids = np.array([[meta["audio_latent_id"]]])
-            features = np.zeros((1, 1, features.shape[2]), dtype=self._dtype)
-            features[0, 0, voice_dim:] = latent[0]
+        made = (self._made_ahead if self.works_ahead else self._made_in_turn)(prompt, voice, noise)
+        with contextlib.closing(made):
+            for frame, (latent, logit, samples) in enumerate(made):
+                samples = np.array(samples, dtype=self._dtype).reshape(-1)
+                if not (np.isfinite(latent).all() and np.isfinite(samples).all()):
+                    raise UserError("the program produced samples that are not finite: nothing more is spoken")
+                self._fade_in(samples, frame)
+                yield samples
+                if end.done(float(logit[0, 0])):
+                    return
         self._warn(
             f"stopped at the frame budget of {prompt.budget} frames ({prompt.budget / meta['frame_rate']:.1f} s): "
             f"the model gave no end of speech for {prompt.text!r}"
         )
+
+    def _made_in_turn(self, prompt: Prompt, voice: np.ndarray, noise: _Noise) -> Generator[_Frame]:
+        features: Any = self._features(prompt, voice)
+        for frame in range(prompt.budget):
+            inputs = self._inputs(prompt, frame, features)
+            latent, logit, features = self._outputs(self._program.run("frame", *inputs, noise.take()))
+            (samples,) = self._program.run("decode", latent, np.array([frame]))
+            yield latent, logit, samples
+
+    def _made_ahead(self, prompt: Prompt, voice: np.ndarray, noise: _Noise) -> Generator[_Frame]:
+        """A frame further than what was asked for, but for the first: nothing may delay that one."""
+        program = cast(Starting, self._program)
+        taken: dict[int, np.ndarray] = {}
+        features: Any = self._features(prompt, voice)
+
+        def begin(frame: int) -> list[DeviceTensor]:
+            taken[frame] = noise.take()
+            started = program.start("frame", *self._inputs(prompt, frame, features), taken[frame], fetch=(0, 1))
+            return self._outputs(started)
+
+        following = None
+        try:
+            for frame in range(prompt.budget):
+                latent, logit, features = following or begin(frame)
+                (samples,) = program.start("decode", latent, np.array([frame]), fetch=(0,))
+                following = begin(frame + 1) if 0 < frame < prompt.budget - 1 else None
+                del taken[frame]
+                yield latent.numpy(), logit.numpy(), samples.numpy()
+        finally:
+            for unused in taken.values():
+                noise.give_back(unused)
+
+    def _features(self, prompt: Prompt, voice: np.ndarray) -> np.ndarray:
+        """Of the prompt, `[1, S, V + L]`: the voice at its places."""
+        meta = self.metadata
+        features = np.zeros((1, prompt.ids.shape[1], meta["voice_dim"] + meta["latent_dim"]), dtype=self._dtype)
+        features[0, prompt.ids[0] == meta["audio_prompt_id"], : meta["voice_dim"]] = voice
+        return features
+
+    def _inputs(self, prompt: Prompt, frame: int, features: Any) -> tuple[Any, Any, Any]:
+        """ids, features and position of a call of `frame`: the prompt, or the latent of the frame before."""
+        if frame == 0:
+            return prompt.ids, features, np.array([0])
+        return np.array([[self.metadata["audio_latent_id"]]]), features, np.array([prompt.ids.shape[1] + frame - 1])
+
+    def _outputs(self, outputs: list[Any]) -> list[Any]:
+        if len(outputs) != 3:
+            raise UserError("the program is one of an older version: export again")
+        return outputs
 
     def _fade_in(self, samples: np.ndarray, frame: int) -> None:
         """Fades the start of an utterance in place: a fresh decoder state starts with a small step, a click."""

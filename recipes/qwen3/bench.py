@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from recipes.eager import EagerProgram
 from recipes.qwen3.build import build
-from recipes.qwen3.check import EagerProgram
-from recipes.qwen3.runner import Runnable
-from recipes.recipe import FULL_PRECISION, ExportRequest, Workload
+from recipes.recipe import FULL_PRECISION, ExportRequest, Runnable, Workload
 from zoo import quantize
 
 PROMPTS = (128, 512)

@@ -10,28 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
+from recipes.eager import EagerProgram, in_float64
 from recipes.qwen3.build import build
-from recipes.qwen3.runner import Runnable
-from recipes.recipe import Bundle, Comparison, ExportRequest, Tolerance
-from zoo import quantize
+from recipes.recipe import Bundle, Comparison, ExportRequest, Runnable, Tolerance
 
 SEED = 7
 PROMPT, STEPS = 512, 128  # of a context that is large enough
 LENGTHS = (1, 2, 9, 33)  # prompts read at once, besides the longest of one call
-
-
-class EagerProgram:
-    """The methods of a bundle as plain PyTorch, with the interface of a loaded program."""
-
-    def __init__(self, bundle: Bundle):
-        self._methods = {name: method.module for name, method in bundle.methods.items()}
-
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
-        with torch.no_grad():
-            output = self._methods[method](*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
-        return [output.numpy()]
 
 
 def golden_bundle(request: ExportRequest) -> Bundle:
@@ -42,11 +28,7 @@ def golden_bundle(request: ExportRequest) -> Bundle:
     """
     from recipes.qwen3 import RECIPE
 
-    bundle = build(request)
-    quantize.settle(RECIPE, request, bundle.methods)
-    for method in bundle.methods.values():
-        method.module.double()
-    return bundle
+    return in_float64(RECIPE, request, build(request))
 
 
 def check(program: Runnable, request: ExportRequest) -> list[Comparison]:

@@ -13,19 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from recipes.qwen3.sampling import Sampler, Sampling
 from recipes.qwen3.text import Message, TextFrontend
-from recipes.recipe import UserError
-
-
-class Runnable(Protocol):
-    """What runs the exported methods: a `zoo.program.Program`."""
-
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]: ...
+from recipes.recipe import Runnable, UserError
 
 
 class ContextFull(UserError):

@@ -23,8 +23,8 @@ from recipes.real_esrgan.build import limits_of
 from recipes.real_esrgan.checkpoint import Checkpoint
 from recipes.real_esrgan.networks import Upscale
 from recipes.real_esrgan.pictures import Picture
-from recipes.real_esrgan.runner import Runnable, budget_of
-from recipes.recipe import ExportRequest, UserError, Workload
+from recipes.real_esrgan.runner import budget_of
+from recipes.recipe import ExportRequest, Runnable, UserError, Workload
 
 SEED = 0
 SMALL, LARGE, SCREEN = (64, 64), (256, 256), (720, 1280)  # height and width
@@ -133,7 +133,8 @@ class _Ncnn:
         self._ready: reference.Ncnn | None = None
         self._shape: tuple[int, ...] = ()
 
-    def run(self, pixels: np.ndarray, tile: int) -> None:
+    def run(self, pixels: np.ndarray, tile: int) -> np.ndarray | None:
+        """The picture at the first call of a shape; later ones leave it with ncnn, and are calls of it alone."""
         if self._ready is None or self._shape != pixels.shape:
             pair = self._pair()
             if self._ready is not None:
@@ -142,7 +143,9 @@ class _Ncnn:
             scale = self._checkpoint.architecture.scale
             self._ready = reference.Ncnn(pair, pixels, scale, adapter=self._adapter, tile=tile)
             self._shape = pixels.shape
+            return self._ready.result()
         self._ready.run()
+        return None
 
     def _pair(self) -> Path:
         if (pair := self._checkpoint.ncnn) is None:

@@ -11,8 +11,7 @@ from recipes.real_esrgan import checkpoint as checkpoints
 from recipes.real_esrgan import reference
 from recipes.real_esrgan.checkpoint import Checkpoint
 from recipes.real_esrgan.pictures import open_picture
-from recipes.real_esrgan.runner import Runnable
-from recipes.recipe import Comparison, ExportRequest, UserError
+from recipes.recipe import Comparison, ExportRequest, Runnable, UserError
 from zoo.console import say
 from zoo.pictures import SAMPLE, sample_path
 

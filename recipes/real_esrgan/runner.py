@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -22,14 +22,8 @@ from recipes.real_esrgan import tiling
 from recipes.real_esrgan.pictures import Picture, open_picture
 from recipes.real_esrgan.resample import Resizer
 from recipes.real_esrgan.sinks import check_picture_output, loses, open_sink
-from recipes.recipe import UserError
+from recipes.recipe import Runnable, UserError
 from zoo.console import progress, say
-
-
-class Runnable(Protocol):
-    """What runs the exported method: a `zoo.program.Program`."""
-
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from recipes.recipe import ExportRequest, UserError, Workload
+from recipes.recipe import ExportRequest, Runnable, UserError, Workload
 from recipes.sam2 import checkpoint as checkpoints
 from recipes.sam2.build import MAX_OBJECTS, make_metadata
 from recipes.sam2.checkpoint import Checkpoint
-from recipes.sam2.runner import Runnable
 
 SEED = 0
 

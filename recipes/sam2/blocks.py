@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recipes.recipe import UserError
+from recipes.transformer import MAX_BYTES
 
-MAX_BYTES = 128 * 2**20  # of a binding that WebGPU promises on every device
 ITEM_BYTES = 4  # float32; the same split in half precision
 
 

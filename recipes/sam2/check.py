@@ -10,31 +10,17 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from recipes.recipe import Bundle, Comparison, ExportRequest, Tolerance
+from recipes.eager import EagerProgram, in_float64
+from recipes.recipe import Bundle, Comparison, ExportRequest, Runnable, Tolerance
 from recipes.sam2.build import build
 from recipes.sam2.masks import as_mask_prompt, as_pixels, mask_of
 from recipes.sam2.prompts import Prompt
-from recipes.sam2.runner import Answer, Runnable
-from zoo import quantize
+from recipes.sam2.runner import Answer
 from zoo.pictures import SAMPLE, read_rgb, sample_path
 
 PICTURES = ("chelsea", "astronaut")  # 451×300 and 512×512; the second shows that the first is forgotten
 AGAIN = ("point", "box and points", "mask")  # kinds of prompts about the second
 MAPS = ("embedding", "high_1", "high_0")
-
-
-class EagerProgram:
-    """The methods of a bundle as plain PyTorch, with the interface of a loaded program; floats as the model's."""
-
-    def __init__(self, bundle: Bundle, double: bool = False):
-        self._methods = {name: method.module for name, method in bundle.methods.items()}
-        self._float = torch.float64 if double else torch.float32
-
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
-        tensors = [torch.from_numpy(np.array(array)) for array in arrays]
-        tensors = [tensor.to(self._float) if tensor.is_floating_point() else tensor for tensor in tensors]
-        with torch.no_grad():
-            return [output.numpy() for output in self._methods[method](*tensors)]
 
 
 def golden_bundle(request: ExportRequest) -> Bundle:
@@ -44,11 +30,7 @@ def golden_bundle(request: ExportRequest) -> Bundle:
     """
     from recipes.sam2 import RECIPE
 
-    bundle = build(request)
-    quantize.settle(RECIPE, request, bundle.methods)
-    for method in bundle.methods.values():
-        method.module.double()
-    return bundle
+    return in_float64(RECIPE, request, build(request))
 
 
 def prompts(width: int, height: int, side: int) -> dict[str, Prompt]:
@@ -77,7 +59,7 @@ def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
     """Rows of the encoder and of every kind of prompt, on two pictures."""
     bounds = _bounds(request)
     bundle = golden_bundle(request)
-    meta, golden = bundle.metadata, EagerProgram(bundle, double=True)
+    meta, golden = bundle.metadata, EagerProgram(bundle, torch.float64)
     rows = []
     for name in PICTURES:
         picture = read_rgb(sample_path(SAMPLE + name))

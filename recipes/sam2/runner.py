@@ -9,19 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from recipes.recipe import UserError
+from recipes.recipe import Runnable, UserError
 from recipes.sam2.masks import Found, as_mask_prompt, as_pixels
 from recipes.sam2.prompts import Prompt
-
-
-class Runnable(Protocol):
-    """What runs the exported methods: a `zoo.program.Program`."""
-
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,20 @@ def test_doctor_json(zoo: Zoo) -> None:
     done = zoo("doctor", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == (0 if found["ok"] else 1)
-    assert set(found) == {"ok", "adapter", "adapters", "limits", "features", "versions", "shim", "missing"}
+    keys = {
+        "ok",
+        "adapter",
+        "adapters",
+        "limits",
+        "features",
+        "versions",
+        "shim",
+        "dispatch_loop",
+        "products",
+        "missing",
+    }
+    assert set(found) == keys
+    assert found["dispatch_loop"]["runs"] in ("native", "in Python")
     assert found["versions"]["executorch"] == "1.5.1"
 
 
@@ -135,10 +148,10 @@ def test_check_and_bench_end_to_end(zoo: Zoo, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert list(told) == ["model", "backend", "passed", "outputs"] and told["passed"] is True
     assert set(told["outputs"]["scale"]) == {"max_abs", "max_rel", "tolerance", "passed"}
-    done = zoo("bench", *options, "--runs", "2", "--no-memory", "--json")
+    done = zoo("bench", *options, "--runs", "2", "--no-memory", "--against", "eager", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert set(told) == {"adapter", "results", "programs"}
+    assert set(told) == {"adapter", "model", "request", "machine", "results", "programs"}
     sides = {(row["workload"], row["side"]) for row in told["results"]}
     assert sides == {(method, side) for method in ("scale", "count") for side in ("portable", "eager")}
     for row in told["results"]:

@@ -39,7 +39,13 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("package", "pattern"),
-    [("shaders", "*.wgsl"), ("backend", "*.cpp"), ("backend", "*.h"), *((package, "*.py") for package in PACKAGES)],
+    [
+        ("shaders", "*.wgsl"),
+        ("backend", "*.c"),
+        ("backend", "*.cpp"),
+        ("backend", "*.h"),
+        *((package, "*.py") for package in PACKAGES),
+    ],
 )
 def test_wheel_holds_what_the_checkout_holds(unpacked: Path, package: str, pattern: str) -> None:
     def files(root: Path) -> set[Path]:

@@ -5,6 +5,7 @@ results are rounded once.
 """
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from test_matmul import check_chain
 
 from backend.expr import parse
 from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
-from backend.ops import registry
+from backend.ops import attention, registry
+from backend.runtime.builder import Capabilities
 from backend.runtime.delegate import Delegate
 
 SDPA = "aten.scaled_dot_product_attention.default"
@@ -179,7 +181,7 @@ def test_steps_that_hide_all_their_keys_are_not_made(form, shared):
         open_[..., 4490] = True
         open_[:, :, 40, :] = False  # a query that sees nothing
     golden = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), open_)
-    for first, last in ((32, 992), (1120, 2016), (2080, 4096), (4128, 4480)):
+    for first, last in ((64, 960), (1152, 1984), (2112, 4096), (4160, 4480)):  # whole tiles of 64
         k[:, :, first:last], v[:, :, first:last] = float("nan"), float("nan")
     mask = open_[:, :, :1].expand(1, 1, 67, 4500) if shared else open_
     if form == "float":
@@ -226,7 +228,8 @@ def test_permuted_operands_are_not_copied(queries, keys):
         ("out", "aten.permute.default", {"self": "y", "dims": [0, 2, 1, 3]}),
         **CLOSE,
     )
-    assert set(templates) <= {"attention", "attention_few", "attention_merge"}
+    kernels = ("attention", "attention_few", "attention_wide", "attention_seen", "attention_merge")
+    assert set(templates) <= set(kernels)
 
 
 @pytest.mark.parametrize("queries, keys", [(1, 40), (40, 70)])
@@ -296,3 +299,86 @@ def test_short_spans(monkeypatch):
     test_single_visible_key(1)
     test_hidden_keys_of_a_cache_do_not_matter()
     test_nan_and_infinities(3, 600)
+
+
+# --- the tiles of GPUs, on any device ---------------------------------------------------------------------------------
+
+# As small as they get, so that a few dozen rows are several tiles, and a driver of a processor compiles them quickly.
+TINY = attention.Tile(4, 8, 2, 1, 8, 8)
+SPREAD = [
+    (test_head_dims, (70, 131)),
+    (test_masks, (33, 33)),
+    (test_masks, (70, 131)),
+    (test_causal_is_aligned_at_the_top_left, (33, 33)),
+    (test_causal_is_aligned_at_the_top_left, (70, 131)),
+    (test_causal_is_aligned_at_the_top_left, (131, 70)),
+    (test_grouped_heads, (70, 131)),
+    (test_ranks_and_broadcast_batches, (70, 131)),
+    (test_float16, (40, 70)),
+    (test_scale, (-0.3,)),
+    (test_heads_of_many_elements, (32, 32, torch.float32)),
+    (test_n2_fully_masked_row, (40, 600)),
+    (test_row_masked_by_the_lowest_float_is_an_average, (40, 70)),
+    (test_single_visible_key, (33,)),
+    (test_steps_that_hide_all_their_keys_are_not_made, ("bool", True)),
+    (test_steps_that_hide_all_their_keys_are_not_made, ("bool", False)),
+    (test_steps_that_hide_all_their_keys_are_not_made, ("float", True)),
+    (test_steps_that_hide_all_their_keys_are_not_made, ("float", False)),
+    (test_nan_and_infinities, (40, 70)),
+    (test_large_scores_do_not_overflow, (40, 70)),
+    (test_permuted_operands_are_not_copied, (40, 70)),
+    (test_slices_and_expanded_masks, (40, 70)),
+    (test_dynamic_lengths, ()),
+]
+
+
+def force(tile: attention.Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "usable", lambda b: True)
+    monkeypatch.setattr(attention, "TILES", (tile,))
+
+
+@pytest.mark.parametrize("test, args", SPREAD, ids=lambda x: getattr(x, "__name__", None) or "-".join(map(str, x)))
+def test_wide(test, args, monkeypatch):
+    """So little work is always shared out over spans."""
+    force(TINY, monkeypatch)
+    test(*args)
+
+
+def test_wide_in_one_span(monkeypatch):
+    force(TINY, monkeypatch)
+    monkeypatch.setattr(attention, "MANY", 1)
+    test_masks(70, 131)
+    test_causal_is_aligned_at_the_top_left(70, 131)
+    test_n2_fully_masked_row(40, 33)
+    test_steps_that_hide_all_their_keys_are_not_made("bool", False)
+    test_nan_and_infinities(40, 70)
+    test_permuted_operands_are_not_copied(40, 70)
+
+
+@pytest.mark.parametrize("tile", attention.TILES, ids=lambda tile: f"{tile.queries}x{tile.keys}")
+def test_tiles_that_are_shipped(tile, monkeypatch):
+    force(tile, monkeypatch)
+    check_op(SDPA, *qkv(70, 131, 40, 40), attn_mask=torch.rand(70, 131) > 0.4, **CLOSE)
+
+
+def test_layers_look_through_a_mask_once(monkeypatch):
+    force(TINY, monkeypatch)
+    torch.manual_seed(0)
+    again = {"key": "k", "value": "k", "attn_mask": "m"}
+    templates = check_chain(
+        {"q": torch.randn(1, 2, 40, 8), "k": torch.randn(1, 2, 70, 8), "m": torch.rand(40, 70) > 0.3},
+        ("y", SDPA, {"query": "q", **again}),
+        ("z", SDPA, {"query": "y", **again}),
+        **CLOSE,
+    )
+    assert templates.count("attention_seen") == 1
+    assert templates.count("attention_wide") == 2
+
+
+@pytest.mark.parametrize(
+    "nbytes, queries, chosen", [(49152, 640, 0), (49152, 20, 1), (16384, 640, 2), (8192, 640, None)]
+)
+def test_choice_by_what_a_device_has(nbytes, queries, chosen):
+    device = SimpleNamespace(capabilities=Capabilities(max_workgroup_bytes=nbytes))
+    job = SimpleNamespace(params={"queries": queries, "values": 128})
+    assert attention.choose(job, device) is (None if chosen is None else attention.TILES[chosen])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,12 @@ from harness import EXACT, check_op, run_graph, run_op
 
 from backend.expr import Dim, Expr
 from backend.graph import Graph, Node, Ref, TensorSpec
+from backend.ops import conv as ops
 from backend.ops import registry
 from backend.ops import tiles as wide
 from backend.runtime.builder import Capabilities, lower_graph
 
-VARIANTS = pytest.mark.parametrize("tiles", ["", "tile", "wide"], ids=["direct", "tile", "wide"])
+VARIANTS = pytest.mark.parametrize("kernel_name", ["direct", "lanes", "tile", "wide"])
 
 # A sum of n products of about 1 carries about sqrt(n) float32 roundings of itself: for n to 4000, below 2e-5 of the
 # weights' scale. float16 adds one rounding of the result (eps 9.8e-4).
@@ -23,10 +26,15 @@ FLOATS = [torch.float32, torch.float16]
 
 
 @pytest.fixture
-def variant(tiles: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Overrules the choice that depends on the device, so that any device tests all kernels."""
-    monkeypatch.setattr("backend.ops.conv._prefers_tiles", lambda g, b: bool(tiles))
-    monkeypatch.setattr("backend.ops.tiles.usable", lambda b: tiles == "wide")
+def variant(kernel_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force(kernel_name, monkeypatch)
+
+
+def force(kernel_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overrules the choice that depends on the device, so that any device tests all kernels that it can run."""
+    name = "tiles" if kernel_name in ("tile", "wide") else kernel_name
+    monkeypatch.setattr(ops, "_choose", lambda g, b: name if ops._takes(name, g, b) else "direct")
+    monkeypatch.setattr("backend.ops.tiles.usable", lambda b: kernel_name == "wide")
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -53,7 +61,7 @@ def conv(x, weight, bias, stride=1, padding=0, dilation=1, groups=1, transposed=
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("kernel", [1, 2, 3, 7])
 @pytest.mark.parametrize(("channels", "out"), [(1, 1), (3, 5), (5, 32), (32, 3), (64, 67)])
-def test_conv1d_sizes(tiles, channels, out, kernel, dtype):
+def test_conv1d_sizes(kernel_name, channels, out, kernel, dtype):
     scale = (channels * kernel) ** -0.5
     x, weight = rand(2, channels, 41, dtype=dtype), rand(out, channels, kernel, dtype=dtype) * scale
     tolerance = SUM if dtype == torch.float32 else HALF
@@ -65,7 +73,7 @@ def test_conv1d_sizes(tiles, channels, out, kernel, dtype):
 @pytest.mark.parametrize(("channels", "out"), [(3, 5), (8, 16), (5, 9)])
 @pytest.mark.parametrize("stride", [1, 2, 3, 4])
 @pytest.mark.parametrize(("dilation", "padding"), [(1, 0), (2, 1), (3, 5)])
-def test_conv2d_stride_dilation_padding(tiles, channels, out, stride, dilation, padding):
+def test_conv2d_stride_dilation_padding(kernel_name, channels, out, stride, dilation, padding):
     x, weight = integers(2, channels, 13, 11), integers(out, channels, 3, 3)
     check_op("aten.conv2d.default", x, weight, integers(out), [stride] * 2, [padding] * 2, [dilation] * 2, **EXACT)
 
@@ -76,7 +84,7 @@ def test_conv2d_stride_dilation_padding(tiles, channels, out, stride, dilation, 
     ("kernel", "stride", "padding", "dilation"), [((1, 3), (2, 1), (0, 1), (1, 2)), ((5, 2), (1, 3), (4, 0), (2, 1))]
 )
 @pytest.mark.parametrize("channels", [(2, 4), (8, 24)], ids=str)
-def test_conv2d_axes_differ(tiles, channels, kernel, stride, padding, dilation):
+def test_conv2d_axes_differ(kernel_name, channels, kernel, stride, padding, dilation):
     x, weight = integers(1, channels[0], 12, 17), integers(channels[1], channels[0], *kernel)
     conv(x, weight, None, list(stride), list(padding), list(dilation), **EXACT)
 
@@ -85,7 +93,7 @@ def test_conv2d_axes_differ(tiles, channels, kernel, stride, padding, dilation):
 @pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("channels", "out", "groups"), [(6, 6, 6), (5, 15, 5), (6, 4, 2), (12, 20, 2), (32, 64, 4)])
-def test_groups(tiles, channels, out, groups, dtype):
+def test_groups(kernel_name, channels, out, groups, dtype):
     x, weight = rand(2, channels, 9, 14, dtype=dtype), rand(out, channels // groups, 3, 3, dtype=dtype) / 4
     conv(x, weight, rand(out, dtype=dtype), 2, 1, 1, groups)
 
@@ -94,19 +102,19 @@ def test_groups(tiles, channels, out, groups, dtype):
 @pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 33])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_few_positions(tiles, length, batch):
+def test_few_positions(kernel_name, length, batch):
     conv(integers(batch, 64, length), integers(32, 64, 7), integers(32), 1, 3, **EXACT)
 
 
 @VARIANTS
 @pytest.mark.usefixtures("variant")
-def test_long_signal(tiles):
+def test_long_signal(kernel_name):
     conv(rand(1, 64, 1920), rand(32, 64, 3) / 14, rand(32), 1, 1)
 
 
 @VARIANTS
 @pytest.mark.usefixtures("variant")
-def test_patch_embedding(tiles):
+def test_patch_embedding(kernel_name):
     """A kernel as wide as its stride, and one that covers the whole picture."""
     conv(integers(1, 3, 35, 28), integers(24, 3, 7, 7), integers(24), 7, **EXACT)
     conv(integers(2, 8, 5, 3), integers(24, 8, 5, 3), integers(24), **EXACT)
@@ -117,14 +125,14 @@ def test_patch_embedding(tiles):
 @pytest.mark.parametrize(
     ("channels", "groups", "dtype"), [(20, 1, torch.float16), (7, 1, torch.float32), (8, 2, torch.float32)], ids=str
 )
-def test_big_tiles(tiles, channels, groups, dtype):
+def test_big_tiles(kernel_name, channels, groups, dtype):
     x, weight = rand(2, channels * groups, 29, 31, dtype=dtype), rand(70 * groups, channels, 3, 3, dtype=dtype) / 16
     conv(x, weight, rand(70 * groups, dtype=dtype), 1, 1, groups=groups)
 
 
 @VARIANTS
 @pytest.mark.usefixtures("variant")
-def test_n8_every_batch(tiles):
+def test_n8_every_batch(kernel_name):
     for channels, out, kernel in ((3, 5, 3), (16, 16, 3), (16, 16, 1), (1, 1, 3)):
         x = integers(1, channels, 9, 10)
         (result,) = conv(torch.cat([x, 2 * x, -x]), integers(out, channels, kernel, kernel), None, **EXACT)
@@ -135,7 +143,7 @@ def test_n8_every_batch(tiles):
 @VARIANTS
 @pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_n6_large_values_stay_exact(tiles, kernel):
+def test_n6_large_values_stay_exact(kernel_name, kernel):
     x = torch.zeros(1, 64, 6, 6)
     x[0, 0] = 1e5
     weight = torch.zeros(64, 64, kernel, kernel)
@@ -145,7 +153,7 @@ def test_n6_large_values_stay_exact(tiles, kernel):
 
 @VARIANTS
 @pytest.mark.usefixtures("variant")
-def test_f16_sums_in_f32(tiles):
+def test_f16_sums_in_f32(kernel_name):
     """4096 times 1 in float16 steps would stop at 2048."""
     x = torch.ones(1, 1024, 20, dtype=torch.float16)
     conv(x, torch.ones(8, 1024, 4, dtype=torch.float16), None, **EXACT)
@@ -154,7 +162,7 @@ def test_f16_sums_in_f32(tiles):
 @VARIANTS
 @pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("special", [float("inf"), float("-inf"), float("nan")])
-def test_specials_stay_at_their_taps(tiles, special):
+def test_specials_stay_at_their_taps(kernel_name, special):
     """A border that is no element, and channels that are no channels, must not turn an infinity into NaN."""
     x = integers(1, 10, 9, 9)
     x[0, 3, 4, 4] = special
@@ -328,12 +336,11 @@ def test_refusals():
     assert "different dtypes" in judge("float32", "float16", "float32")
 
 
-@pytest.mark.parametrize("tile", [wide.LONG, wide.LONG_DEEP, wide.LARGE, wide.SMALL], ids=str)
+@pytest.mark.parametrize("tile", [wide.LONG, wide.LONG_DEEP, wide.MEDIUM, wide.QUARTERED], ids=lambda tile: tile.name)
 def test_every_wide_tile(tile, monkeypatch):
     """Tiles that only large inputs take, on small ones: edges, groups, strides, sums in parts."""
-    monkeypatch.setattr("backend.ops.conv._prefers_tiles", lambda g, b: True)
-    monkeypatch.setattr("backend.ops.tiles.usable", lambda b: True)
-    monkeypatch.setattr("backend.ops.tiles.choose_patches", lambda *sizes: tile)
+    force("wide", monkeypatch)
+    monkeypatch.setattr("backend.ops.tiles.choose_patches", lambda sizes, b: wide.Choice(tile, 2))
     for channels, out, groups in ((3, 9, 1), (32, 70, 1), (24, 34, 2)):
         weight = rand(out, channels // groups, 3, 3) * (channels // groups * 9) ** -0.5
         conv(rand(2, channels, 11, 13), weight, rand(out), padding=1, groups=groups)
@@ -342,10 +349,16 @@ def test_every_wide_tile(tile, monkeypatch):
 
 
 def test_the_choice_of_a_wide_tile():
-    assert wide.choose_patches(1, 64, 720 * 1280, 576) == wide.LONG
-    assert wide.choose_patches(1, 512, 1024, 4608) == wide.LONG_DEEP
-    assert wide.choose_patches(1, 64, 64 * 64, 576) == wide.LONG_DEEP
-    assert wide.choose_patches(1, 16, 64, 64) == wide.SMALL
+    def chosen(*sizes: int, memory: int = 32768) -> tuple[wide.Tile, int]:
+        b = SimpleNamespace(capabilities=Capabilities(max_workgroup_bytes=memory, adapter_type="DiscreteGPU"))
+        choice = wide.choose_patches(sizes, b)
+        return choice.tile, choice.parts
+
+    assert chosen(1, 64, 720 * 1280, 576) == (wide.LONG, 1)
+    assert chosen(1, 512, 1024, 4608) == (wide.LONG_DEEP, 4)
+    assert chosen(1, 512, 1024, 4608, memory=16384) == (wide.LONG, 4)
+    assert chosen(1, 64, 64 * 64, 576) == (wide.LONG_DEEP, 4)
+    assert chosen(1, 16, 64, 64)[0].rows == 32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -291,21 +291,39 @@ def test_dynamic_rows():
     delegate.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("tile", [tiles.LARGE, tiles.MEDIUM, tiles.TURNED, tiles.SMALL], ids=str)
-@pytest.mark.parametrize("depth", [17, 260])
-def test_wide_tiles(tile, depth, dtype, monkeypatch):
-    """GPUs' own kernel, on any device: edges, transposed operands, batches, sums in parts."""
+LAYOUTS = {  # of wide tiles: what is read along depth, four at a time, or one by one
+    "linear": lambda: ("aten.linear.default", torch.randn(37, 260), torch.randn(131, 260), torch.randn(131)),
+    "mm": lambda: ("aten.mm.default", torch.randn(20, 68), torch.randn(68, 132)),
+    "batches": lambda: ("aten.matmul.default", torch.randn(2, 1, 19, 17), torch.randn(3, 17, 21)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tile", tiles.TILES, ids=lambda tile: tile.name)
+def test_wide_tiles(tile, layout, monkeypatch):
+    """GPUs' own kernel, on any device: edges on all sides, sums in parts, the same bits every time."""
+    force(tiles.Choice(tile, 2 if layout == "linear" else 1), monkeypatch)
+    case = LAYOUTS[layout]()
+    (first,) = check_op(*case, **SUMS)
+    (again,) = check_op(*case, **SUMS)
+    assert first.tobytes() == again.tobytes()
+
+
+@pytest.mark.parametrize("tile", [tiles.MEDIUM, tiles.HALVED, tiles.SMALL], ids=lambda tile: tile.name)
+def test_wide_tiles_of_float16_and_turned_rows(tile, monkeypatch):
+    force(tiles.Choice(tile, 2), monkeypatch)
+    x, weight = torch.randn(33, 258).half(), torch.randn(70, 258).half()
+    check_op("aten.linear.default", x, weight, torch.randn(70).half(), atol=2e-2, rtol=2e-3)
+    steps = (
+        ("a", "aten.permute.default", {"self": "x", "dims": [1, 0]}),
+        ("out", "aten.mm.default", {"self": "a", "mat2": "y"}),
+    )
+    check_chain({"x": torch.randn(300, 40), "y": torch.randn(300, 36)}, *steps)
+
+
+def force(choice: tiles.Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backend.ops.tiles.usable", lambda b: True)
-    monkeypatch.setattr("backend.ops.tiles.choose", lambda *sizes: tile)
-    tolerance = SUMS if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-3}
-    for rows, cols in ((17, 131), (132, 68)):
-        x, y = torch.randn(rows, depth).to(dtype), torch.randn(depth, cols).to(dtype)
-        check_op("aten.mm.default", x, y, **tolerance)
-        weight, bias = torch.randn(cols, depth).to(dtype), torch.randn(cols).to(dtype)
-        check_op("aten.linear.default", x, weight, bias, **tolerance)
-    x, y = torch.randn(2, 1, 19, depth).to(dtype), torch.randn(3, depth, 21).to(dtype)
-    check_op("aten.matmul.default", x, y, **tolerance)
+    monkeypatch.setattr("backend.ops.tiles.choose", lambda sizes, b: choice)
 
 
 @pytest.mark.parametrize("depth", [4097, 20000, 36864])
@@ -322,18 +340,10 @@ def test_long_sums_are_added_in_parts(depth):
     check_op("aten.mm.default", x, y, atol=0.05, rtol=2e-3)  # one rounding of results of up to 4 sqrt(depth)
 
 
-def test_wide_tiles_with_what_must_not_leak(monkeypatch):
+@pytest.mark.parametrize("tile", [tiles.MEDIUM, tiles.HALVED, tiles.SMALL], ids=lambda tile: tile.name)
+def test_wide_tiles_with_what_must_not_leak(tile, monkeypatch):
     """What is staged beyond an edge meets infinities: 0 x inf must not reach a result."""
-    monkeypatch.setattr("backend.ops.tiles.usable", lambda b: True)
+    force(tiles.Choice(tile), monkeypatch)
     x, y = torch.randn(20, 21), torch.randn(21, 35)
     x[3, 20], y[20, 34] = float("inf"), float("nan")
     check_op("aten.mm.default", x, y, **SUMS)
-
-
-def test_the_choice_of_a_tile():
-    """Large where it fills a GPU; else smaller ones, and sums in parts: the two that a thin product needs."""
-    assert tiles.choose(1, 4096, 4096, 4096) == tiles.LARGE
-    assert tiles.choose(1, 256, 256, 16384) == tiles.MEDIUM and tiles.MEDIUM.parts(1, 256, 256, 16384) == 16
-    assert tiles.choose(1, 256, 512, 512) == tiles.SMALL and tiles.SMALL.parts(1, 256, 512, 512) == 2
-    assert tiles.choose(1, 640, 2048, 512, turned=True) == tiles.TURNED
-    assert tiles.choose(1, 17, 4096, 64) == tiles.SMALL and tiles.SMALL.parts(1, 17, 4096, 64) == 1

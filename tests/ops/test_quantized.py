@@ -167,13 +167,13 @@ def test_prompts_by_tiles(bits, symmetric):
     check_linear(Weight(5, 64, bits, 64, symmetric), 3, turned=True)
 
 
-@pytest.mark.parametrize("tile", (tiles.LARGE, tiles.MEDIUM, tiles.TURNED, tiles.SMALL), ids=str)
+@pytest.mark.parametrize("tile", (tiles.TALL, tiles.MEDIUM, tiles.QUARTERED), ids=lambda tile: tile.name)
 @pytest.mark.parametrize("bits", (4, 8))
 def test_prompts_by_wide_tiles(tile, bits, monkeypatch):
     """GPUs' own kernel, on any device: edges, words that end after depth does, sums in parts, another layout of a."""
     monkeypatch.setattr("backend.ops.tiles.usable", lambda b: True)
-    monkeypatch.setattr("backend.ops.tiles.choose", lambda *sizes: tile)
     for symmetric in (True, False):
+        monkeypatch.setattr("backend.ops.tiles.choose", lambda sizes, b, s=symmetric: tiles.Choice(tile, 1 + s))
         check_linear(Weight(131, 96, bits, 32, symmetric), 17)
         check_linear(Weight(68, 33, bits, 33, symmetric), 133, bias=True)
     check_linear(Weight(70, 1024, bits, 128), 3, 13, dtype="float16")

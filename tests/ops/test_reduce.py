@@ -226,6 +226,16 @@ def test_variance_of_one_element_constants_and_other_overloads():
     check_op("aten.std_mean.correction", torch.randn(3, 5), [0])
 
 
+def test_mean_beside_the_variance_of_a_row_with_an_infinity():
+    """The mean of a sum, wherever the infinity stands; eager has NaN for some places."""
+    x = torch.tensor([[-0.0, -0.5, INF], [INF, -0.5, 1], [-INF, 0, 2], [INF, -INF, 0], [NAN, INF, 0], [1, 2, 6]])
+    for name in ("aten.std_mean.correction", "aten.var_mean.correction"):
+        for rows, axis in ((x, 1), (x.t().contiguous(), 0), (x.half(), 1)):
+            spread, mean = run_op(name, rows, [axis])
+            assert np.isnan(spread[:5]).all() and np.isfinite(spread[5])
+            np.testing.assert_array_equal(mean, [INF, INF, -INF, NAN, NAN, 3])
+
+
 @pytest.mark.parametrize("order", [2, 1, 0, INF, -INF])
 def test_vector_norms(order):
     x = torch.randn(4, 37)

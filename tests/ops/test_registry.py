@@ -1,5 +1,7 @@
 """pytest tests/ops/test_registry.py: the registry tells the truth. ZOO_CASES=200 draws that many nodes an operator.
 
+With --hypothesis-seed=N, a long draw can be run again.
+
 For every declared operator, nodes are drawn (`draws.py`); those that its declaration accepts run on the device, their
 inputs sometimes permuted, cut or reversed by views before and their results permuted after, and are compared with
 float64 eager. By default the draws are few and the same every time; with ZOO_CASES they are many and new each run.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -135,17 +138,30 @@ def _tolerance(op: str, dtype: str, inputs: list[np.ndarray]) -> dict[str, float
         return EXACT
     if op in TOLERANCES:
         return TOLERANCES[op]
+    finite = [np.abs(a[np.isfinite(a)]).max(initial=1.0) for a in inputs if np.issubdtype(a.dtype, np.floating)]
+    scale = float(max(finite, default=1.0))
     if any(part in op for part in SUMS):
-        finite = [np.abs(a[np.isfinite(a)]).max(initial=1.0) for a in inputs if np.issubdtype(a.dtype, np.floating)]
-        scale = float(max(finite, default=1.0))
         size = max((a.size for a in inputs), default=1)
         return {"atol": 2e-6 * max(scale, scale * scale) * math.sqrt(size), "rtol": 2e-5}
+    if "upsample_bi" in op:
+        # Means of up to 16 elements, with weights that add up to 2.3 in size, may cancel: roundings are the elements'.
+        return {"atol": 5e-7 * scale, "rtol": 1e-5}
     return F32
 
 
 def _promoted(op: str, item: Any) -> Any:
     """linspace in float16 rounds its step as well; the truth is what float64 counts."""
     return torch.float64 if op == "aten.linspace.default" and isinstance(item, torch.dtype) else _promote(item)
+
+
+def _golden(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The operator in float64. Raises what torch raises."""
+    args, kwargs = tuple(_promote(args)), {key: _promoted(op, value) for key, value in kwargs.items()}
+    golden = as_tuple(overload(op)(*args, **kwargs))
+    if op in ("aten.var_mean.correction", "aten.std_mean.correction"):
+        # Eager's update of a mean gives NaN or infinity by where in the row an infinity stands; the sum of it does not.
+        golden = (golden[0], args[0].mean(args[1], kwargs["keepdim"]))
+    return golden
 
 
 def described(item: Any) -> str:
@@ -185,7 +201,7 @@ def check_drawn(op: str, data: st.DataObject) -> bool:
     results = run_graph(graph, feeds, constants)
     with np.errstate(all="ignore"):
         try:
-            golden = as_tuple(overload(op)(*_promote(args), **{k: _promoted(op, v) for k, v in kwargs.items()}))
+            golden = _golden(op, args, kwargs)
         except (RuntimeError, NotImplementedError, AssertionError):  # quantized_decomposed asserts float32
             golden = eager
     if order and results[0].ndim == len(order):
@@ -208,16 +224,13 @@ RUNNABLE = [name for name in registry.names() if name not in WITHOUT]
 
 
 @pytest.mark.parametrize("op", RUNNABLE)
-def test_accepted_nodes_agree_with_float64_eager(op: str) -> None:
-    ran = 0
-
+def test_accepted_nodes_agree_with_float64_eager(op: str, drawn: Counter[str]) -> None:
     @(MANY if CASES else FEW)
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        nonlocal ran
         taken = check_drawn(op, data)
-        ran += taken
+        drawn[op] += taken
         assume(taken)
 
     check()
-    assert ran, "not one drawn node was accepted: the strategy says nothing of this operator"
+    assert drawn[op], "not one drawn node was accepted: the strategy says nothing of this operator"

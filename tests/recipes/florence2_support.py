@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.florence2.check import EagerProgram
+from recipes.eager import EagerProgram
 from recipes.florence2.runner import Florence
 from recipes.recipe import Bundle
 
@@ -32,13 +31,6 @@ class Ready:
         """A program that answers every prompt with `text`."""
         tokenizer = Florence(self.program, self.assets).tokenizer
         return self.florence(Scripted(tokenizer.encode(f"<s>{text}</s>", add_special_tokens=False).ids), pixels)
-
-
-def write_assets(bundle: Bundle, folder: Path) -> Path:
-    folder.mkdir()
-    bundle.write_assets(folder)
-    (folder / "recipe.json").write_text(json.dumps(bundle.metadata), encoding="utf-8")
-    return folder
 
 
 class Scripted:

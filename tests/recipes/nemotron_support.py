@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -11,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from support import write_assets
 
+from recipes.eager import EagerProgram
 from recipes.nemotron_diarization import checkpoint, voices
 from recipes.nemotron_diarization.build import make_bundle
-from recipes.nemotron_diarization.check import EagerProgram
 from recipes.nemotron_diarization.runner import Diarizer
 from recipes.recipe import Bundle
 
@@ -53,16 +53,9 @@ class Ready:
         return np.concatenate([np.zeros((0, diarizer.speakers), np.float32), *blocks])
 
 
-def write(bundle: Bundle, folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    bundle.write_assets(folder)
-    (folder / "recipe.json").write_text(json.dumps(bundle.metadata), encoding="utf-8")
-    return folder
-
-
 def make_ready(source: checkpoint.Checkpoint, folder: Path) -> Ready:
     bundle = make_bundle(source)
-    return Ready(source.model, source.processor, bundle, write(bundle, folder), EagerProgram(bundle))
+    return Ready(source.model, source.processor, bundle, write_assets(bundle, folder), EagerProgram(bundle))
 
 
 def offline(ready: Ready, samples: np.ndarray) -> np.ndarray:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from recipes.phonon.check import EagerProgram
+from recipes.eager import EagerProgram
 from recipes.phonon.checkpoint import Checkpoint
 from recipes.phonon.runner import Speaker
 from recipes.phonon.text import TextFrontend
@@ -30,13 +29,6 @@ class Ready:
     @property
     def frontend(self) -> TextFrontend:
         return TextFrontend(self.assets, self.bundle.metadata)
-
-
-def write_assets(bundle: Bundle, folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    bundle.write_assets(folder)
-    (folder / "recipe.json").write_text(json.dumps(bundle.metadata), encoding="utf-8")
-    return folder
 
 
 def make_processor(source: Checkpoint) -> Any:

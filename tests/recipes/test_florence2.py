@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from florence2_support import PICTURE, Ready, Recorded, Scripted, write_assets
+from florence2_support import PICTURE, Ready, Recorded, Scripted
+from support import write_assets
 
 from recipes import recipe as registry
+from recipes.eager import EagerProgram
 from recipes.florence2 import RECIPE, standin
 from recipes.florence2.build import build, make_bundle
-from recipes.florence2.check import EagerProgram
 from recipes.florence2.generate import Decoder, Search, generate
 from recipes.florence2.runner import pixel_values
 from recipes.florence2.tasks import TASKS, task_name

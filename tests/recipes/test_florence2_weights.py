@@ -6,16 +6,15 @@ Run: pytest tests/recipes/test_florence2_weights.py
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from support import change, check_damage
 
+from recipes.eager import EagerProgram
 from recipes.florence2 import checkpoint, standin
 from recipes.florence2.build import make_bundle, make_metadata
-from recipes.florence2.check import EagerProgram
 from recipes.florence2.checkpoint import weights_argument
 from recipes.recipe import UserError
 
@@ -29,15 +28,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.processor.save_pretrained(folder)
     assert len(list(folder.glob("model-*.safetensors"))) > 1
     return folder
-
-
-@pytest.fixture
-def copy(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "copy"))
-
-
-def change(path: Path, **values: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def test_saved_checkpoint_is_the_same_model(saved: Path) -> None:
@@ -66,14 +56,7 @@ def test_older_layout_of_the_processor(copy: Path) -> None:
 )
 @pytest.mark.parametrize("kind", ["missing", "cut"])
 def test_damaged_checkpoint_is_one_line(copy: Path, name: str, kind: str) -> None:
-    file = copy / name
-    if kind == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(UserError) as caught:
-        checkpoint.load(str(copy))
-    assert str(copy) in str(caught.value) and "\n" not in str(caught.value)
+    check_damage(checkpoint.load, copy, copy / name, kind)
 
 
 def test_a_shard_that_is_cut(copy: Path) -> None:

@@ -5,10 +5,11 @@ Run: pytest tests/recipes/test_nemotron.py
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,11 @@ from transformers.models.nemotron3_diarization.modeling_nemotron3_diarization im
 from backend.graph import from_blob
 from backend.runtime.program import read_program
 from recipes import recipe as registry
+from recipes.eager import EagerProgram
 from recipes.nemotron_diarization import RECIPE, standin, tolerances
 from recipes.nemotron_diarization.build import build as build_bundle
 from recipes.nemotron_diarization.build import make_bundle
 from recipes.nemotron_diarization.cache import SpeakerCache
-from recipes.nemotron_diarization.check import EagerProgram
 from recipes.nemotron_diarization.features import LogMel
 from recipes.nemotron_diarization.modules import EncodeMethod
 from recipes.nemotron_diarization.runner import Diarizer
@@ -38,15 +39,11 @@ from zoo.check import compare
 from zoo.export import export, make_request
 from zoo.program import Program
 
-checks = sys.modules[EagerProgram.__module__]  # its name in the package is the function of the recipe
+# The module: its name in the package is the function of the recipe.
+checks = importlib.import_module("recipes.nemotron_diarization.check")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tiny products: a second thread costs more than it gives
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +244,7 @@ def test_unknown_mode_lists_those_there_are(ready: Ready) -> None:
 def test_runner_works_without_torch(ready: Ready) -> None:
     """In a process where torch, transformers and executorch cannot be imported."""
     code = """
+import importlib
 import sys
 for name in ("torch", "transformers", "executorch"):
     sys.modules[name] = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import struct
 import sys
 from dataclasses import replace
@@ -20,6 +19,7 @@ import pytest
 import soundfile
 from nemotron_support import RATE, Ready, make_ready, talk
 from PIL import Image
+from support import check_damage
 
 from recipes.nemotron_diarization import RECIPE, audio, checkpoint, session, standin
 from recipes.nemotron_diarization.plot import Envelope, draw
@@ -55,17 +55,9 @@ def test_saved_checkpoint_is_the_same(saved: Path, ready: Ready, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "processor_config.json"])
-@pytest.mark.parametrize("damage", ["missing", "truncated"])
-def test_damaged_checkpoint_is_one_line(saved: Path, tmp_path: Path, name: str, damage: str) -> None:
-    copy = Path(shutil.copytree(saved, tmp_path / "copy"))
-    file = copy / name
-    if damage == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(UserError) as caught:
-        checkpoint.load(str(copy))
-    assert "\n" not in str(caught.value) and "copy" in str(caught.value)
+@pytest.mark.parametrize("kind", ["missing", "cut"])
+def test_damaged_checkpoint_is_one_line(copy: Path, name: str, kind: str) -> None:
+    check_damage(checkpoint.load, copy, copy / name, kind)
 
 
 @pytest.mark.parametrize("weights", ["./nowhere", "/nowhere/at/all", "not an id", "a/b/c"])
@@ -74,11 +66,7 @@ def test_weights_that_are_nowhere(weights: str) -> None:
         checkpoint.load(weights)
 
 
-def test_auto_falls_back_with_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline_hub(hub_id: str, files: object) -> Path:
-        raise UserError(f"{hub_id} is not in the local cache and the hub gave: no network")
-
-    monkeypatch.setattr("zoo.weights.fetch", offline_hub)
+def test_auto_falls_back_with_a_notice(no_hub: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standin, "synthetic", lambda why: replace(standin.tiny(), notices=(why,)))
     (notice,) = checkpoint.load("auto").notices
     assert "no network" in notice

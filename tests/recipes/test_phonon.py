@@ -17,9 +17,9 @@ import torch
 from phonon_support import Ready, reference_prompt
 
 from recipes import recipe as registry
+from recipes.eager import EagerProgram
 from recipes.phonon import RECIPE, standin
 from recipes.phonon.build import build
-from recipes.phonon.check import EagerProgram
 from recipes.phonon.codec import DecodeMethod
 from recipes.phonon.modules import FrameMethod
 from recipes.phonon.runner import Speaker
@@ -49,7 +49,7 @@ def test_frame_equals_transformers(monkeypatch: pytest.MonkeyPatch, flow_type: s
     with torch.no_grad():
         for step in range(3):
             position = torch.tensor([ids.shape[1] - features.shape[1]])
-            latent, logit = method(ids[:, position.item() :], features, position, noise[step])
+            latent, logit, following = method(ids[:, position.item() :], features, position, noise[step])
             history = torch.stack(latents, 1) if latents else None
             out = reference(input_ids=ids, audio_prompt_latents=voice, audio_latents=history)
             expected = reference.sample_latent(out.last_hidden_state[:, -1], noise[step], steps)
@@ -59,6 +59,7 @@ def test_frame_equals_transformers(monkeypatch: pytest.MonkeyPatch, flow_type: s
             ids = torch.cat([ids, torch.tensor([[6]])], 1)
             features = torch.zeros(1, 1, 32)
             features[0, 0, 24:] = latent[0]
+            assert torch.equal(following, features)
 
 
 @pytest.mark.parametrize("pad_mode", ["constant", "replicate"])
@@ -222,7 +223,7 @@ import recipes.phonon
 class Fake:
     def run(self, method, *arrays):
         if method == "frame":
-            return [arrays[3], np.zeros((1, 1), np.float32)]
+            return [arrays[3], np.zeros((1, 1), np.float32), np.zeros((1, 1, arrays[1].shape[2]), np.float32)]
         return [np.full((1, 1, 1920), 0.5, np.float32)]
 frames = list(Speaker(Fake(), Path(sys.argv[1])).stream("Hello world, one two three."))
 print(len(frames), frames[0][0], frames[0][119], frames[1][0])

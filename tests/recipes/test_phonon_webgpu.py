@@ -9,11 +9,13 @@ import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from backend.runtime import load
+from backend.runtime.device_tensor import DeviceTensor
 from recipes.phonon import RECIPE
 from recipes.phonon.runner import Speaker
 from recipes.recipe import UserError
@@ -75,6 +77,78 @@ def test_t1_long_short_long_in_one_process(exported: tuple[Path, ExportReport]) 
         said = [np.concatenate(list(speaker.stream(text, seed=1))) for text in (TEXT * 3, "Hi.", TEXT * 3)]
     assert np.array_equal(said[0], said[2])
     assert said[1].size and not np.array_equal(said[1], said[0][: said[1].size])
+
+
+SEVERAL = TEXT * 4  # utterances, so that what one leaves behind would be heard in the next
+
+
+def spoken(speaker: Speaker, text: str = SEVERAL, seed: int = 1) -> list[bytes]:
+    return [frame.tobytes() for frame in speaker.stream(text, seed=seed)]
+
+
+def test_frames_made_ahead_are_those_made_in_turn(exported: tuple[Path, ExportReport]) -> None:
+    """Bit for bit over utterances that end by themselves, and after streams that were left in the middle."""
+    path, told = exported[0], []
+    with Program.load(path, "direct") as program:
+        turns = Speaker(program, assets_of(path), warn=told.append, ahead=False)
+        ahead = Speaker(program, assets_of(path), warn=told.append)
+        assert ahead.works_ahead and not turns.works_ahead
+        expected, short = spoken(turns), spoken(turns, TEXT)
+        assert spoken(ahead) == expected and not told  # not one ended at its budget
+        for frames in (1, 2, 4):
+            stream = ahead.stream(SEVERAL, seed=5)
+            for _ in range(frames):
+                next(stream)
+            stream.close()
+            assert spoken(ahead, TEXT) == short
+        assert spoken(turns) == expected
+
+
+@pytest.mark.parametrize(("error", "call"), [(RuntimeError, 1), (KeyboardInterrupt, 4), (KeyboardInterrupt, 5)])
+def test_an_error_in_the_middle_leaves_the_next_text_right(
+    exported: tuple[Path, ExportReport], error: type[BaseException], call: int
+) -> None:
+    path, calls = exported[0], []
+    with load(path) as module:
+        expected = spoken(Speaker(module, assets_of(path), ahead=False), TEXT)
+
+        class Failing:
+            def run(self, method: str, *inputs: Any) -> list[np.ndarray]:
+                raise AssertionError("works ahead")
+
+            def start(self, method: str, *inputs: Any, **options: Any) -> list[DeviceTensor]:
+                calls.append(method)
+                if len(calls) == call:
+                    raise error
+                return module.start(method, *inputs, **options)
+
+        speaker = Speaker(Failing(), assets_of(path))
+        with pytest.raises(error):
+            spoken(speaker, TEXT)
+        assert spoken(speaker, TEXT) == expected
+
+
+def test_the_first_frame_waits_for_nothing_else(exported: tuple[Path, ExportReport]) -> None:
+    """It is handed out before the next one is begun; from then on one frame is ahead."""
+    path, calls = exported[0], []
+    with load(path) as module:
+
+        class Listening:
+            def run(self, method: str, *inputs: Any) -> list[np.ndarray]:
+                raise AssertionError("works ahead")
+
+            def start(self, method: str, *inputs: Any, **options: Any) -> list[DeviceTensor]:
+                calls.append(method)
+                return module.start(method, *inputs, **options)
+
+        stream = Speaker(Listening(), assets_of(path)).stream(TEXT)
+        seen = []
+        for _ in range(3):
+            next(stream)
+            seen.append(list(calls))
+            calls.clear()
+        stream.close()
+    assert seen == [["frame", "decode"], ["frame", "decode", "frame"], ["decode", "frame"]]
 
 
 def test_wav_and_stream_hold_the_same_samples(exported: tuple[Path, ExportReport], tmp_path: Path) -> None:

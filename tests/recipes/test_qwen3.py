@@ -5,7 +5,6 @@ Run: pytest tests/recipes/test_qwen3.py
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,19 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import write_assets
 
 from recipes import recipe as registry
+from recipes.eager import EagerProgram
 from recipes.qwen3 import RECIPE, modules, standin
 from recipes.qwen3.bench import workloads
 from recipes.qwen3.build import build
-from recipes.qwen3.check import EagerProgram
 from recipes.qwen3.modules import StepMethod, Vocabulary
 from recipes.qwen3.runner import Chat, ContextFull, converse
 from recipes.qwen3.sampling import Sampling
 from recipes.recipe import Bundle, ExportRequest, UserError
 from zoo import quantize
 from zoo.artifact import default_path, key
-from zoo.bench import bench as run_bench
+from zoo.bench.models import bench as run_bench
 from zoo.check import compare
 from zoo.export import make_request
 
@@ -107,13 +107,6 @@ class Ready:
 
     def chat(self, program: Any = None, **options: Any) -> Chat:
         return Chat(program or self.program, self.assets, **options)
-
-
-def write_assets(bundle: Bundle, folder: Path) -> Path:
-    folder.mkdir()
-    bundle.write_assets(folder)
-    (folder / "recipe.json").write_text(json.dumps(bundle.metadata), encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -5,18 +5,16 @@ Run: pytest tests/recipes/test_qwen3_weights.py
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from support import change, check_damage
 
+from recipes.eager import EagerProgram
 from recipes.qwen3 import checkpoint, standin
 from recipes.qwen3.build import build, make_bundle, make_metadata
-from recipes.qwen3.check import EagerProgram
 from recipes.recipe import ExportRequest, UserError
 
 
@@ -28,15 +26,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.model.save_pretrained(folder)
     source.tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def copy(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "copy"))
-
-
-def change(path: Path, **values: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def test_saved_checkpoint_is_the_same_model(saved: Path, tmp_path: Path) -> None:
@@ -61,14 +50,7 @@ def test_untied_head_is_read(copy: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 @pytest.mark.parametrize("kind", ["missing", "cut"])
 def test_damaged_checkpoint_is_one_line(copy: Path, name: str, kind: str) -> None:
-    file = copy / name
-    if kind == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(UserError) as caught:
-        checkpoint.load(str(copy))
-    assert "\n" not in str(caught.value) and "copy" in str(caught.value)
+    check_damage(checkpoint.load, copy, copy / name, kind)
 
 
 def test_what_the_method_does_not_compute_is_refused(copy: Path) -> None:
@@ -105,11 +87,7 @@ def test_sizes() -> None:
     assert set(standin.CONFIGS) == set(checkpoint.SIZES)
 
 
-def test_auto_falls_back_with_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(hub_id: str, files: Any) -> Path:
-        raise UserError(f"{hub_id} is not in the local cache and the hub gave: no network")
-
-    monkeypatch.setattr("zoo.weights.fetch", offline)
+def test_auto_falls_back_with_a_notice(no_hub: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standin, "synthetic", lambda size, why: replace(standin.tiny(), notices=(why,)))
     (notice,) = checkpoint.load("auto").notices
     assert "no network" in notice

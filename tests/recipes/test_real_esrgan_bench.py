@@ -14,7 +14,7 @@ from real_esrgan_support import needs_package, program_of
 
 from recipes.real_esrgan import RECIPE, bench, locate, reference
 from recipes.recipe import ExportRequest, UserError
-from zoo.bench import bench as run_bench
+from zoo.bench.models import bench as run_bench
 from zoo.export import make_request
 from zoo.program import Program
 

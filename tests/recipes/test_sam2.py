@@ -5,22 +5,22 @@ Run: pytest tests/recipes/test_sam2.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sam2_support import HEIGHT, PICTURE, WIDTH, eager_program, make_segmenter, one_thread, write_assets
+from sam2_support import HEIGHT, PICTURE, WIDTH
 
 from recipes import recipe as registry
+from recipes.eager import EagerProgram
 from recipes.recipe import ExportRequest, UserError
 from recipes.sam2 import RECIPE, standin
 from recipes.sam2.bench import Reference, workloads
 from recipes.sam2.blocks import Block
 from recipes.sam2.build import build
-from recipes.sam2.check import EagerProgram, overlap, prompts
+from recipes.sam2.check import overlap, prompts
 from recipes.sam2.checkpoint import Checkpoint
 from recipes.sam2.masks import as_pixels
 from recipes.sam2.modules import EncodeMethod, Features, PromptMethod
@@ -28,26 +28,7 @@ from recipes.sam2.prompts import Prompt
 from recipes.sam2.runner import Answer, Segmenter
 from zoo.check import compare
 
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_assets(tmp_path_factory.mktemp("sam2"))
-
-
-@pytest.fixture(scope="module")
-def eager() -> EagerProgram:
-    return eager_program()
-
-
-@pytest.fixture
-def segmenter(assets: Path) -> Segmenter:
-    return make_segmenter(assets)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # the methods against transformers
@@ -158,7 +139,7 @@ def test_every_kind_of_block() -> None:
     assert any(row[0] == 0 for row in seen) and {row[3] for row in seen} == {1, 3} and max(row[4] for row in seen) > 1
 
 
-def test_half_precision_keeps_places(assets: Path) -> None:
+def test_half_precision_keeps_places(sam2_assets: Path) -> None:
     bundle = build(ExportRequest("webgpu", "tiny", "fp16"))
     encode, prompt = (bundle.methods[name].module for name in ("encode", "prompt"))
     assert isinstance(encode, EncodeMethod) and isinstance(prompt, PromptMethod)
@@ -187,8 +168,8 @@ def test_declaration() -> None:
     assert exact["iou"].bound(1.0) == 1e-3
 
 
-def test_check_of_eager_passes(eager: EagerProgram) -> None:
-    rows = RECIPE.check(eager, ExportRequest("webgpu", "tiny"))
+def test_check_of_eager_passes(sam2_eager: EagerProgram) -> None:
+    rows = RECIPE.check(sam2_eager, ExportRequest("webgpu", "tiny"))
     outcomes = {row.name: compare(row) for row in rows}
     assert all(outcome.passed for outcome in outcomes.values()), outcomes
     assert {"chelsea.box.choice", "astronaut.high_0", "8 objects.masks"} <= set(outcomes)
@@ -198,9 +179,9 @@ def test_check_of_eager_passes(eager: EagerProgram) -> None:
 
 
 @pytest.mark.parametrize("fault", ["first picture stays", "mask is ignored", "corners are points"])
-def test_check_sees_faults(fault: str, eager: EagerProgram) -> None:
+def test_check_sees_faults(fault: str, sam2_eager: EagerProgram) -> None:
     request = ExportRequest("portable", "tiny")
-    program = eager
+    program = sam2_eager
     encoded: list[list[np.ndarray]] = []
 
     class Faulty:
@@ -229,8 +210,8 @@ def test_overlap() -> None:
     assert overlap(a, a[::-1]) == 0.2 and overlap(a, a) == overlap(a & ~a, a & ~a) == 1.0
 
 
-def test_workloads(eager: EagerProgram) -> None:
-    found = workloads({"webgpu": eager, "xnnpack": eager}, ExportRequest("webgpu", "tiny"))
+def test_workloads(sam2_eager: EagerProgram) -> None:
+    found = workloads({"webgpu": sam2_eager, "xnnpack": sam2_eager}, ExportRequest("webgpu", "tiny"))
     assert [(workload.name, workload.unit, workload.amount) for workload in found] == [
         ("encode", "picture", 1),
         ("prompt, 1 at once", "prompt", 1),

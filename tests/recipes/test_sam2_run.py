@@ -8,44 +8,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from sam2_support import HEIGHT, PICTURE, WIDTH, eager_program, make_segmenter, one_thread, write_assets
+from sam2_support import HEIGHT, PICTURE, WIDTH
 
+from recipes.eager import EagerProgram
 from recipes.recipe import UserError
 from recipes.sam2 import RECIPE
-from recipes.sam2.check import EagerProgram
 from recipes.sam2.everything import Limits, everything
 from recipes.sam2.prompts import Prompt
 from recipes.sam2.runner import Segmenter
 from recipes.sam2.session import Conversation
 from tests.cli.harness import environ, one_error_line
 
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_assets(tmp_path_factory.mktemp("sam2"))
-
-
-@pytest.fixture(scope="module")
-def eager() -> EagerProgram:
-    return eager_program()
-
-
-@pytest.fixture
-def segmenter(assets: Path) -> Segmenter:
-    return make_segmenter(assets)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # conversations
@@ -151,9 +132,9 @@ class Discs:
         return [logits, scores, np.ones((1, count, 1), np.float32)]
 
 
-def test_everything_finds_each_thing_once(assets: Path) -> None:
+def test_everything_finds_each_thing_once(sam2_assets: Path) -> None:
     program = Discs()
-    segmenter = Segmenter(program, assets)
+    segmenter = Segmenter(program, sam2_assets)
     segmenter.look(np.zeros((64, 256, 3), np.uint8))
     found = everything(segmenter, Limits(grid=9))
     assert program.calls == [(1, 8, 1, 2)] * 11  # 81 points, the last call filled up
@@ -231,7 +212,7 @@ def test_mask_must_be_of_the_pictures_size(tmp_path: Path) -> None:
         RECIPE.run(picture="sample:chelsea", mask=tmp_path / "m.png", as_json=True)
 
 
-def test_runner_works_without_torch(assets: Path) -> None:
+def test_runner_works_without_torch(sam2_assets: Path) -> None:
     """In a process where torch, transformers and executorch cannot be imported."""
     code = """
 import sys
@@ -250,18 +231,18 @@ segmenter = Segmenter(Fake(), Path(sys.argv[1]))
 segmenter.look(np.zeros((30, 40, 3), np.uint8))
 print(segmenter.masks(segmenter.ask(Prompt(((1, 2),), (1,))), False)[0].annotation["area"])
 """
-    run = [sys.executable, "-c", code, str(assets)]
+    run = [sys.executable, "-c", code, str(sam2_assets)]
     done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1200"]
 
 
-def test_masks_that_are_not_finite_are_refused(eager: EagerProgram, assets: Path) -> None:
+def test_masks_that_are_not_finite_are_refused(sam2_eager: EagerProgram, sam2_assets: Path) -> None:
     class Broken:
         def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
-            return [output * np.nan for output in eager.run(method, *arrays)]
+            return [output * np.nan for output in sam2_eager.run(method, *arrays)]
 
-    segmenter = Segmenter(Broken(), assets)
+    segmenter = Segmenter(Broken(), sam2_assets)
     segmenter.look(PICTURE)
     with pytest.raises(UserError, match="not finite"):
         segmenter.ask(Prompt(((1, 1),), (1,)))

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sam2_support import one_thread
 
 import backend.runtime
 from backend.runtime.program import read_program
@@ -44,10 +43,7 @@ print(json.dumps([one.annotation for one in segmenter.masks(segmenter.ask(prompt
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ Run: pytest tests/recipes/test_sam2_weights.py
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import change, check_damage
 from transformers import Sam2VideoConfig, Sam2VideoModel
 
 from recipes.recipe import ExportRequest, UserError
@@ -43,15 +43,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     standin.tiny().model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
     return folder
-
-
-@pytest.fixture
-def copy(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "copy"))
-
-
-def change(path: Path, **values: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def test_saved_checkpoint_is_the_same_model(saved: Path) -> None:
@@ -101,14 +92,7 @@ def test_video_checkpoint_holds_the_image_model(copy: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "preprocessor_config.json"])
 @pytest.mark.parametrize("kind", ["missing", "cut"])
 def test_damaged_checkpoint_is_one_line(copy: Path, name: str, kind: str) -> None:
-    file = copy / name
-    if kind == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(UserError) as caught:
-        checkpoint.load(str(copy))
-    assert "\n" not in str(caught.value) and "copy" in str(caught.value)
+    check_damage(checkpoint.load, copy, copy / name, kind)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +140,7 @@ def test_configurations_are_the_published_sizes(size: str, millions: float) -> N
     assert millions - sum(weight.numel() for weight in model.parameters()) / 1e6 == pytest.approx(7.5, abs=0.1)
 
 
-def test_auto_falls_back_with_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(hub_id: str, files: Any) -> Path:
-        raise UserError(f"{hub_id} is not in the local cache and the hub gave: no network")
-
-    monkeypatch.setattr("zoo.weights.fetch", offline)
+def test_auto_falls_back_with_a_notice(no_hub: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standin, "synthetic", lambda size, why: replace(standin.tiny(), notices=(why,)))
     (notice,) = checkpoint.load("auto").notices
     assert "no network" in notice

@@ -396,7 +396,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the sources in a folder of their own, with a cache folder of its own."""
     source = tmp_path / "source"
     source.mkdir()
-    for name in native_build._SOURCES:
+    for name in native_build.SHIM.sources:
         (source / name).write_bytes((Path(native_build.__file__).parent / name).read_bytes())
     monkeypatch.setattr(native_build, "_SOURCE_FOLDER", source)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -413,7 +413,7 @@ def test_built_once_and_again_when_the_source_changes(elsewhere: Path) -> None:
         file.write("// changed\n")
     second = native_build.ensure_built()
     assert second != first and second.is_file() and not first.exists()
-    assert {path.name for path in elsewhere.iterdir()} == {*native_build._SOURCES, second.name}
+    assert {path.name for path in elsewhere.iterdir()} == {*native_build.SHIM.sources, second.name}
 
 
 def test_built_in_the_cache_where_the_installation_is_read_only(
@@ -436,11 +436,11 @@ def test_missing_compiler_is_named(
     monkeypatch.setenv("CXX", compiler)
     with pytest.raises(native.BuildError, match=message):
         native_build.ensure_built()
-    assert {path.name for path in elsewhere.iterdir()} == set(native_build._SOURCES)
+    assert {path.name for path in elsewhere.iterdir()} == set(native_build.SHIM.sources)
 
 
 def test_failed_build_leaves_nothing(elsewhere: Path) -> None:
     (elsewhere / "shim.cpp").write_text("#error broken\n")
     with pytest.raises(native.BuildError, match="broken"):
         native_build.ensure_built()
-    assert {path.name for path in elsewhere.iterdir()} == set(native_build._SOURCES)
+    assert {path.name for path in elsewhere.iterdir()} == set(native_build.SHIM.sources)

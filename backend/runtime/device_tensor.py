@@ -1,0 +1,108 @@
+"""Results that stay on the GPU, and results on their way to the host."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class Readback:
+    """Arrays that the GPU is still writing: asked for when the work was submitted, waited for when they are wanted.
+
+    `layout`: (byte offset, bytes, dtype, shape) of each array in the staging memory of `mapping`; `spare` gets that
+    memory back for a later call.
+    """
+
+    def __init__(
+        self, device: Any, mapping: Any, layout: Sequence[tuple[int, int, str, tuple[int, ...]]], spare: deque[Any]
+    ):
+        self._device, self._mapping, self._layout, self._spare = device, mapping, layout, spare
+        self._lock = threading.Lock()
+        self._arrays: list[np.ndarray] | None = None
+
+    def arrays(self) -> list[np.ndarray]:
+        """The arrays, the same ones at every call. Raises `DeviceError`, at every call, when they cannot be read."""
+        with self._lock:
+            if self._arrays is None:
+                # Memory whose mapping failed, or was interrupted, is never used again: it must not poison later calls.
+                self._arrays = self._device.guard("reading results back", self._read)
+            return self._arrays
+
+    def _read(self) -> list[np.ndarray]:
+        from backend.runtime.hostdata import from_storage
+
+        data = memoryview(b"") if self._mapping is None else self._mapping.wait()
+        arrays = [from_storage(data[start : start + size], dtype, shape) for start, size, dtype, shape in self._layout]
+        if self._mapping is not None:
+            self._spare.append(self._mapping.close())
+        return arrays
+
+
+class DeviceTensor:
+    """A result of a method that stays on the GPU, in memory of its own: no later call changes it.
+
+    Methods of any program on the same GPU device take it as an input, in place of an array of its `dtype` and `shape`.
+    It may outlive its program. `Module.start` makes them.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        buffer: Any,
+        dtype: str,
+        shape: tuple[int, ...],
+        spare: deque[Any],
+        readback: Callable[[], np.ndarray] | None,
+    ):
+        self.dtype = np.dtype(dtype)
+        self.shape = shape
+        self.device = device
+        self._buffer = buffer
+        self._spare = spare
+        self._readback = readback
+        self._array: np.ndarray | None = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"DeviceTensor({self.dtype}{list(self.shape)} on {self.device.name})"
+
+    @property
+    def buffer(self) -> Any:
+        """The GPU buffer, which holds the elements in row-major order from its start. Raises `ValueError`."""
+        buffer = self._buffer
+        if buffer is None:
+            raise ValueError("the tensor is closed")
+        return buffer
+
+    def numpy(self) -> np.ndarray:
+        """The values, as one read-only array, once the GPU has them.
+
+        Waits for work up to the tensor's own where the values were fetched (see `Module.start`); otherwise copies them
+        to the host now. Raises `DeviceError` when the GPU was lost meanwhile, `ValueError` after `close`.
+        """
+        buffer = self.buffer
+        if self._array is None:
+            if self._readback is None:
+                from backend.runtime.plan import read_later
+
+                self._readback = read_later(self.device, buffer, str(self.dtype), self.shape)
+            array = self._readback()
+            array.flags.writeable = False
+            self._array = array
+        return self._array
+
+    def close(self) -> None:
+        """Gives the memory back now rather than with the last reference. Safe to call again."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            self._spare.append(buffer)  # work in flight reads it before whatever is submitted next writes to it
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,36 @@
+"""What the tests of several recipes share; fixtures are in conftest.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.recipe import Bundle, UserError
+
+
+def write_assets(bundle: Bundle, folder: Path) -> Path:
+    """The folder beside a `.pte`, as an export writes it."""
+    folder.mkdir(exist_ok=True)
+    bundle.write_assets(folder)
+    (folder / "recipe.json").write_text(json.dumps(bundle.metadata), encoding="utf-8")
+    return folder
+
+
+def change(path: Path, **values: Any) -> None:
+    """Other values in a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def check_damage(load: Callable[[str], Any], folder: Path, file: Path, kind: str) -> None:
+    """With `file` of `folder` missing or cut in half, loading is an error of one line that names the folder."""
+    if kind == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(UserError) as caught:
+        load(str(folder))
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)

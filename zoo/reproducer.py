@@ -1,0 +1,84 @@
+"""A case of a graph in a folder, which runs alone: graph, inputs, data, golden values and a script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from backend.expr import Expr, evaluate
+from backend.graph import Graph, to_blob
+from zoo.eager import interpret
+from zoo.files import staged
+
+_KEPT_BYTES = 512 << 20  # of inputs and data
+
+_SCRIPT = '''"""{title}
+
+python run.py, where `backend` can be imported: numpy and wgpu are enough.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from backend.runtime.delegate import Delegate
+
+here = Path(__file__).resolve().parent
+data, inputs, golden = (np.load(here / name) for name in ("data.npz", "inputs.npz", "golden.npz"))
+delegate = Delegate((here / "graph.zwg").read_bytes(), lambda key: np.ascontiguousarray(data[key]).tobytes())
+outputs = delegate.execute([inputs[name] for name in inputs.files])
+for actual, name in zip(outputs, golden.files):
+    expected = golden[name]
+    error = np.abs(actual.astype(np.float64) - expected)
+    print("largest difference", np.max(error, initial=0), "of values up to", np.max(np.abs(expected), initial=0))
+'''
+
+
+def write_reproducer(
+    place: Path, graph: Graph, inputs: Sequence[np.ndarray], get_data: Callable[[str], Any], title: str
+) -> Path | None:
+    """Writes the folder `place` whole or not at all; None where it would be too large to keep."""
+    graph = graph.compacted()
+    data = {
+        spec.constant: constant(spec.dtype, spec.concrete({}), get_data(spec.constant))
+        for spec in graph.values
+        if spec.constant is not None
+    }
+    if sum(array.nbytes for array in [*inputs, *(tensor.numpy() for tensor in data.values())]) > _KEPT_BYTES:
+        return None
+    golden = interpret(graph, [torch.from_numpy(np.array(array)) for array in inputs], data, double=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with staged(place) as (made,):
+        made.mkdir()
+        (made / "graph.zwg").write_bytes(to_blob(graph))
+        np.savez(made / "inputs.npz", *inputs)
+        stored: dict[str, Any] = {name: tensor.numpy() for name, tensor in data.items()}
+        np.savez(made / "data.npz", **stored)
+        np.savez(made / "golden.npz", *(tensor.numpy() for tensor in golden))
+        (made / "run.py").write_text(_SCRIPT.format(title=title))
+    return place
+
+
+def static(graph: Graph, env: Mapping[str, int]) -> Graph:
+    """The graph at one set of sizes."""
+
+    def settle(arg: Any) -> Any:
+        if isinstance(arg, Expr):
+            return evaluate(arg, env)
+        return [settle(item) for item in arg] if isinstance(arg, (list, tuple)) else arg
+
+    values = [replace(spec, shape=spec.concrete(env)) for spec in graph.values]
+    nodes = [replace(node, args={name: settle(arg) for name, arg in node.args.items()}) for node in graph.nodes]
+    return replace(graph, values=values, nodes=nodes, symbols={}, sizes={})
+
+
+def constant(dtype: str, shape: tuple[int, ...], data: Any) -> torch.Tensor:
+    """Named data as a tensor."""
+    view = memoryview(data).cast("B")[: math.prod(shape) * np.dtype(dtype).itemsize]
+    return torch.from_numpy(np.frombuffer(view, dtype).reshape(shape).copy())
