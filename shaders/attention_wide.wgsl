@@ -33,6 +33,12 @@ var<workgroup> tile: array<array<array<vec4<f32>, {{ quads + 1 }}>, {{ lanes }}>
 var<workgroup> tile_v: array<array<array<array<vec4<f32>, {{ TX }}>, {{ RC }}>, 4>, {{ KV // 4 }}>;
 var<workgroup> parts: array<vec4<f32>, {{ M * TX // 4 }}>; // of a row, a component an invocation
 
+{% if SEEN %}
+var<workgroup> open_from: atomic<u32>;
+var<workgroup> open_to: atomic<u32>;
+var<workgroup> open: vec2<u32>;
+{% endif %}
+
 {% macro row(at) %}tile[({{ at }}) / {{ lanes }}u][({{ at }}) % {{ lanes }}u]{% endmacro %}
 {# Row n * width + lane of an invocation's own lane. #}
 {% macro own(n, width, lane) %}tile[{{ n * width // lanes }}u][{{ lane }}{{ " + %du" % (n * width % lanes) if n * width % lanes }}]{% endmacro %}
@@ -118,12 +124,21 @@ var<workgroup> parts: array<vec4<f32>, {{ M * TX // 4 }}>; // of a row, a compon
   let end = p.keys;
 {% endif %}
 {% if SEEN %}
+  // From the first step of the span that is made to the last: in a cache that is not full most are behind it.
+  if (lid == 0u) { atomicStore(&open_from, 0xffffffffu); atomicStore(&open_to, 0u); }
+  workgroupBarrier();
   let seen_at = batch * p.seen_batch + head * p.seen_head + q_tile * p.seen_tile;
+  for (var step = span + lid * p.spans; step * {{ N }}u < end; step += {{ threads }}u * p.spans) {
+    if (load_seen(seen_at + step) != 0) { atomicMin(&open_from, step); atomicMax(&open_to, step + 1u); }
+  }
+  workgroupBarrier();
+  if (lid == 0u) { open = vec2<u32>(atomicLoad(&open_from), atomicLoad(&open_to)) * {{ N }}u; }
+  let stretch = workgroupUniformLoad(&open);
 {% endif %}
 {% if not ONE %}
   var made = false; // of a span that sees nothing the sums are not read
 {% endif %}
-  for (var key0 = span * {{ N }}u; key0 < end; key0 += p.spans * {{ N }}u) {
+  for (var key0 = {{ "stretch.x" if SEEN else "span * %du" % N }}; key0 < {{ "min(end, stretch.y)" if SEEN else "end" }}; key0 += p.spans * {{ N }}u) {
 {% if SEEN %}
     let state = load_seen(seen_at + key0 / {{ N }}u);
     if (state == 0) { continue; }

@@ -60,6 +60,16 @@ class Finding:
     rows: tuple[Row, ...]
     fused: bool = False  # right alone, wrong where kernels are fused
 
+    def text(self) -> str:
+        first = self.first
+        if first is None:
+            worst = max((row.error for row in self.rows), default=0.0)
+            return f"{self.method}: {len(self.rows)} operators right, the worst off by {worst:.2g}"
+        how = "where kernels are fused" if self.fused else "by itself"
+        where = self.reproducer / "run.py" if self.reproducer else "too large to write"
+        what = f"operator {first.position}, {first.op} {first.shapes},"
+        return f"{self.method}: {what} is off by {first.error:.2g} {how}\n  alone: {where}"
+
     def json(self) -> dict[str, Any]:
         first = self.first
         return {

@@ -1,7 +1,6 @@
-"""The `zoo` command: one thin function a subcommand, and one place where errors become lines and exit codes.
+"""The `zoo` command: one thin function a subcommand; failures.py has its exit codes.
 
-Exit codes: 0 done, 1 a check did not pass, 2 a mistake that the user can put right, 3 a fault of this project,
-130 Ctrl-C. With `--json`, stdout holds one JSON document and nothing else.
+With `--json`, stdout holds one JSON document and nothing else.
 """
 
 from __future__ import annotations
@@ -18,36 +17,31 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
-from backend.runtime.errors import DeviceError
 from recipes import recipe as registry
 from recipes.recipe import FULL_PRECISION, ExportRequest, Recipe, UserError
 from zoo import __version__
-from zoo.console import ReaderClosed, own_stdout, quiet_libraries, say, table
-from zoo.targets import TARGETS, check_target
+from zoo.console import own_stdout, say, table
+from zoo.failures import guarded
+from zoo.options import (
+    BackendOption,
+    Dtype,
+    Json,
+    Model,
+    Pte,
+    Qembedding,
+    Qlinear,
+    Runtime,
+    Setting,
+    Weights,
+    make_request,
+)
+from zoo.targets import check_target
 
 if TYPE_CHECKING:
     from zoo.check import Outcome
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _debug = bool(os.environ.get("ZOO_DEBUG"))
-
-Model = Annotated[str, typer.Argument(help="A model of `zoo list`.", metavar="MODEL")]
-BackendOption = Annotated[str, typer.Option("--backend", "-b", help=f"One of {', '.join(TARGETS)}.")]
-Weights = Annotated[
-    str, typer.Option(help="auto (local cache or hub), synthetic (seeded), tiny (for tests), a path or a hub id.")
-]
-Dtype = Annotated[str, typer.Option(help="Precision of weights and activations.")]
-Qlinear = Annotated[str, typer.Option(help="Quantization mode of linear layers; `zoo list` names them.")]
-Qembedding = Annotated[str, typer.Option(help="Quantization mode of embedding tables; `zoo list` names them.")]
-Setting = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", help="An option of this model alone, NAME=VALUE; may be given more than once.", metavar="NAME=VALUE"
-    ),
-]
-Pte = Annotated[Path | None, typer.Option(help="Use this exported file instead of exporting.")]
-Runtime = Annotated[str, typer.Option(help="executorch, or direct: without torch and ExecuTorch.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 class _Models(TyperGroup):
@@ -122,69 +116,18 @@ def doctor(as_json: Json = False) -> None:
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
     """Models, their methods and options, and the quantization modes of each on each backend."""
-    from zoo.quantize import available
+    from zoo import catalog
 
     recipes = [registry.load(name) for name in registry.names()]
-    if not as_json:
-        rows = [
-            (
-                recipe.name,
-                backend,
-                ", ".join(available(recipe, backend)),
-                ", ".join(available(recipe, backend, "embedding")),
-                _unavailable(recipe, backend),
-                target.summary,
-            )
-            for recipe in recipes
-            for backend, target in TARGETS.items()
-        ]
-        for recipe in recipes:
-            typer.echo(f"{recipe.name}: {recipe.summary} ({recipe.checkpoint}); methods: {', '.join(recipe.methods)}")
-            for name, choices in recipe.options.items():
-                typer.echo(f"    --set {name}={'|'.join(choices)}")
-        table(("model", "backend", "--qlinear", "--qembedding", "declared, no kernel", ""), rows)
+    if as_json:
+        with own_stdout() as stdout:
+            stdout.write_json({"models": [catalog.describe(recipe) for recipe in recipes]})
         return
-    with own_stdout() as stdout:
-        stdout.write_json({"models": [_describe(recipe) for recipe in recipes]})
-
-
-def _unavailable(recipe: Recipe, backend: str) -> str:
-    from zoo.quantize import available
-
-    return ", ".join(mode for mode in recipe.modes(backend) if mode not in available(recipe, backend))
-
-
-def _describe(recipe: Recipe) -> dict[str, Any]:
-    from zoo.quantize import available
-
-    return {
-        "name": recipe.name,
-        "summary": recipe.summary,
-        "checkpoint": recipe.checkpoint,
-        "methods": list(recipe.methods),
-        "dtypes": list(recipe.dtypes),
-        "options": {name: list(choices) for name, choices in recipe.options.items()},
-        "backends": {
-            backend: {
-                "runs": target.runs,
-                "modes": list(recipe.modes(backend)),
-                "available": list(available(recipe, backend)),
-                **({"embeddings": list(available(recipe, backend, "embedding"))} if recipe.embeddings else {}),
-            }
-            for backend, target in TARGETS.items()
-        },
-    }
-
-
-def _request(
-    recipe: Recipe, backend: str, weights: str, dtype: str, qlinear: str, qembedding: str, settings: list[str] | None
-) -> ExportRequest:
-    from zoo.export import make_request, parse_options
-
-    options = parse_options(settings or ())
-    return make_request(
-        recipe, backend, weights=weights, dtype=dtype, qlinear=qlinear, qembedding=qembedding, options=options
-    )
+    for recipe in recipes:
+        typer.echo(f"{recipe.name}: {recipe.summary} ({recipe.checkpoint}); methods: {', '.join(recipe.methods)}")
+        for name, choices in recipe.options.items():
+            typer.echo(f"    --set {name}={'|'.join(choices)}")
+    table(catalog.COLUMNS, catalog.rows(recipes))
 
 
 @app.command()
@@ -207,7 +150,7 @@ def export(
     from zoo.export import export as run_export
 
     recipe = registry.load(model)
-    request = _request(recipe, backend, weights, dtype, qlinear, qembedding, settings)
+    request = make_request(recipe, backend, weights, dtype, qlinear, qembedding, settings)
     with own_stdout() as stdout:
         try:
             report = run_export(recipe, request, output)
@@ -253,7 +196,7 @@ def check(
     from zoo.check import check as run_check
 
     recipe = registry.load(model)
-    request = _request(recipe, backend, weights, dtype, qlinear, qembedding, settings)
+    request = make_request(recipe, backend, weights, dtype, qlinear, qembedding, settings)
     if bisected:
         _bisect(recipe, request, pte, method, operators, as_json)
         return
@@ -286,14 +229,7 @@ def _bisect(
         if as_json:
             stdout.write_json({"model": recipe.name, "findings": [finding.json() for finding in findings]})
     for finding in findings if not as_json else []:
-        first = finding.first
-        if first is None:
-            worst = max((row.error for row in finding.rows), default=0.0)
-            typer.echo(f"{finding.method}: {len(finding.rows)} operators right, the worst off by {worst:.2g}")
-            continue
-        how = "where kernels are fused" if finding.fused else "by itself"
-        typer.echo(f"{finding.method}: {first.op} {first.shapes} is off by {first.error:.2g} {how}")
-        typer.echo(f"  alone: {finding.reproducer / 'run.py' if finding.reproducer else 'too large to write'}")
+        typer.echo(finding.text())
     if any(finding.first for finding in findings):
         raise typer.Exit(1)
 
@@ -318,7 +254,7 @@ def plan(
     from zoo.plan import plan as run_plan
 
     recipe = registry.load(model)
-    request = _request(recipe, "webgpu", weights, dtype, qlinear, qembedding, settings)
+    request = make_request(recipe, "webgpu", weights, dtype, qlinear, qembedding, settings)
     with own_stdout() as stdout:
         plans = run_plan(recipe, request, pte=pte)
         if as_json:
@@ -366,7 +302,7 @@ def bench(
         else:
             recipe = encoder.RECIPE if model == encoder.NAME else registry.load(model)
             requests = [
-                _request(recipe, name, weights, dtype, qlinear, qembedding, settings)
+                make_request(recipe, name, weights, dtype, qlinear, qembedding, settings)
                 for name in (["webgpu"] if traced else backend or ["webgpu"])
             ]
             if traced:
@@ -441,7 +377,8 @@ def main() -> NoReturn:
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     # A polite kill cleans up temporary files as Ctrl-C does.
     signal.signal(signal.SIGTERM, _terminate)
-    code = _guarded()
+    # Not standalone: usage errors come here too, and become one line like all others.
+    code = guarded(lambda: typer.main.get_command(app).main(prog_name="zoo", standalone_mode=False), lambda: _debug)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -452,42 +389,3 @@ def main() -> NoReturn:
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + signum)
-
-
-def _guarded() -> int:
-    try:
-        with quiet_libraries():
-            # Not standalone: usage errors come here too, and become one line like all others.
-            result = typer.main.get_command(app).main(prog_name="zoo", standalone_mode=False)
-        code = result if isinstance(result, int) else 0
-        if code == 130:
-            say("interrupted")
-        return code
-    except (ReaderClosed, BrokenPipeError):
-        return 0  # the reader has what it wanted
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
-    except Exception as error:
-        if _debug:
-            raise
-        return _explain(error)
-
-
-def _explain(error: Exception) -> int:
-    """Prints what went wrong as one line on stderr and returns the exit code."""
-    if isinstance(error, UserError | DeviceError):
-        _say_error(str(error))
-        return 2
-    if isinstance(error, typer.TyperException):
-        # A mistake in the command line; its context knows which command's help has the answer.
-        context = getattr(error, "ctx", None)
-        hint = f" (see `{context.command_path} --help`)" if context is not None else ""
-        _say_error(error.format_message() + hint)
-        return 2
-    _say_error(f"internal: {type(error).__name__}: {error}; re-run as `zoo --debug …` for the traceback")
-    return 3
-
-
-def _say_error(message: str) -> None:
-    say("error: " + " ".join(message.split()))

@@ -1,9 +1,10 @@
 """scaled_dot_product_attention, whole: no buffer of scores, no repeated keys, no copies of permuted operands.
 
-Many queries go through `attention_wide` on a GPU and `attention` elsewhere (tiles with running softmax), up to 8 through
-`attention_few`, which is parallel over keys and skips those that a bool mask or causality hides; `attention_merge` puts
-together what was found where spans of keys were shared out. Heads of very many elements with few keys (attention between channels) are two products and a
-softmax between them: their scores are few, and a product can split its depth.
+Many queries go through `attention_wide` on a GPU and `attention` elsewhere (tiles with running softmax), up to 8
+through `attention_few`, which is parallel over keys and skips those that a bool mask or causality hides;
+`attention_merge` puts together what was found in spans of the keys. Heads of very many elements with few keys
+(attention between channels) are two products and a softmax between them: their scores are few, and a product can split
+its depth.
 
 A query that sees no key gives 0, as in torch; in `zoo.sdpa`, which stands for a softmax that a model spells out
 (`backend.passes.attention`), it gives NaN, as that does. With few queries, what a hidden key holds is never read; with
@@ -37,12 +38,13 @@ WIDE = (
 BLOCK = 32  # columns of v a workgroup of attention keeps per block, at most 4 blocks
 MANY = 512  # workgroups of attention_wide that keep a large GPU busy: about four on each of its processors
 MOST_SPANS = 16  # that share out the keys of a tile of queries
+LEAST = 160  # tiles of queries, of all heads, below which flatter ones are taken
 MOST_COLUMNS = 128  # of v that a workgroup of attention_wide keeps
 
 
 @dataclass(frozen=True)
 class Job:
-    """What both ways of computing an attention need: the operands as strides, and the axes they are read along."""
+    """What all ways of computing an attention need: the operands as strides, and the axes they are read along."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -56,8 +58,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Tile:
-    """A workgroup of `attention_wide`: TX × TY invocations, each with RM queries and 4 RN keys; KT elements of a head
-    are staged at a time, then KV keys' values."""
+    """A workgroup of `attention_wide`: TX × TY invocations (powers of two, TX ≥ 4), each with RM queries and 4 RN keys;
+    KT elements of a head are staged at a time, then KV keys' values, both multiples of 4. TY RM is a multiple of TX."""
 
     TX: int
     TY: int
@@ -84,16 +86,17 @@ class Tile:
         wide, quads, lanes = self.TX * self.blocks(columns), self.KT // 4, max(self.TX, self.TY)
         weights = self.queries * -(-self.keys // self.KT)
         rows = max(self.queries + self.keys, weights, -(-self.TY * wide // quads))
-        return 16 * (-(-rows // lanes) * lanes * (quads + 1) + self.KV * wide + self.queries * self.TX // 4)
+        return 16 * (1 + -(-rows // lanes) * lanes * (quads + 1) + self.KV * wide + self.queries * self.TX // 4)
 
     def fits(self, columns: int, can: Capabilities) -> bool:
         return can.max_invocations >= self.TX * self.TY and self.bytes(columns) <= can.max_workgroup_bytes
 
 
-TALL = Tile(8, 16, 4, 2, 32, 16)  # 64 queries × 64 keys
+HIGH = Tile(8, 32, 4, 2, 32, 16)  # 128 queries × 64 keys, in 45 KiB up to 64 columns
+TALL = Tile(8, 16, 4, 2, 32, 16)  # 64 × 64
 FLAT = Tile(8, 16, 2, 2, 32, 16)  # 32 × 64
 SMALL = Tile(8, 16, 2, 1, 16, 8)  # 32 × 32, in 16 KiB
-TILES = (TALL, FLAT, SMALL)  # the first that fits is taken
+TILES = (HIGH, TALL, FLAT)  # from tall to flat; SMALL where a device has no room for them
 
 
 def _accepts(call: Call) -> str | None:
@@ -212,10 +215,15 @@ def usable(b: Builder) -> bool:
 
 
 def choose(job: Job, b: Builder) -> Tile | None:
-    """The first of `TILES` that fits, and has no rows for nothing where there are few queries; None where none fits."""
+    """The tallest that fits, wastes less than half of its rows, and leaves enough tiles; None where none fits."""
     columns, queries = min(job.params["values"], MOST_COLUMNS), job.params["queries"]
     fitting = [tile for tile in TILES if tile.fits(columns, b.capabilities)]
-    return next((tile for tile in fitting if tile.queries < 2 * queries), fitting[-1] if fitting else None)
+    for tile in fitting:
+        if tile.queries < 2 * queries and job.pairs * -(-queries // tile.queries) >= LEAST:
+            return tile
+    if fitting:
+        return fitting[-1]
+    return SMALL if SMALL.fits(columns, b.capabilities) else None
 
 
 def _launch_wide(tile: Tile, job: Job, b: Builder) -> Value:
@@ -224,7 +232,7 @@ def _launch_wide(tile: Tile, job: Job, b: Builder) -> Value:
     q_tiles = -(-queries // tile.queries)
     steps = -(-keys // tile.keys)
     spans = min(-(-MANY // (job.pairs * q_tiles * chunks)), MOST_SPANS, steps)
-    reads = job.reads | {name: side.read(bool(job.vec[name])) for name, side in job.sides.items()}
+    reads = dict(job.reads)
     params = job.params | {"chunks": chunks, "q_tiles": q_tiles, "spans": spans}
     constants = job.constants | asdict(tile) | {"RC": tile.blocks(-(-width // chunks))}
     constants |= {"ONE": spans == 1, "SEEN": False}
@@ -246,14 +254,14 @@ def _launch_wide(tile: Tile, job: Job, b: Builder) -> Value:
     rows = job.pairs * queries
     found = {"sums": b.temp((rows, spans, width), "float32"), "stats": b.temp((rows, spans, 2), "float32")}
     b.launch_into("attention_wide", targets=found, reads=reads, groups=groups, params=params, constants=constants)
-    return _merge(found, rows, spans, job, b)
+    return _merge("attention_merge_few", found, rows, spans, job, b)
 
 
 def _seen(tile: Tile, job: Job, b: Builder) -> tuple[Tensor, dict[str, int]]:
     """What the mask leaves of each tile and step, and its strides; layers that share a mask share it."""
     mask = job.reads["mask"]
     assert isinstance(mask, Tensor)
-    own = {name: job.params[f"mask_{name}"] != 0 for name in ("batch", "head", "query", "key")}
+    own = {name: job.params[f"mask_{name}"] != 0 for name in ("batch", "head", "query")}
     heads = job.params["heads"] if own["head"] else 1
     batches = job.pairs // job.params["heads"] if own["batch"] else 1
     queries = job.params["queries"] if own["query"] else 1
@@ -318,14 +326,19 @@ def _launch_few(job: Job, b: Builder) -> Value:
     sums, stats = b.temp((rows, spans, width), "float32"), b.temp((rows, spans, 2), "float32")
     found = {"sums": sums, "stats": stats}
     b.launch_into(few, targets=found, reads=reads, groups=groups, params=params, constants=constants)
-    return _merge(found, rows, spans, job, b)
+    return _merge("attention_merge", found, rows, spans, job, b)
 
 
-def _merge(found: dict[str, Tensor], rows: int, spans: int, job: Job, b: Builder) -> Value:
-    chunks = -(-job.params["values"] // 64)
-    params = {name: job.params[name] for name in ("heads", "queries", "values", "empty")}
-    params |= {"spans": spans, "chunks": chunks}
-    return _by_position(job, b, "attention_merge", reads=found, groups=rows * chunks, params=params)
+def _merge(template: str, found: dict[str, Tensor], rows: int, spans: int, job: Job, b: Builder) -> Value:
+    width = job.params["values"]
+    params = {name: job.params[name] for name in ("heads", "queries", "values", "empty")} | {"spans": spans}
+    if template == "attention_merge":
+        groups = rows * -(-width // 64)
+        params["chunks"] = -(-width // 64)
+    else:
+        groups = -(-rows * width // 64)
+        params["count"] = rows * width
+    return _by_position(job, b, template, reads=found, groups=groups, params=params)
 
 
 register("aten.scaled_dot_product_attention.default", accepts=_accepts, lower=_lower, preserve=True)

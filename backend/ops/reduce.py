@@ -101,7 +101,10 @@ def _lower_accumulate(op: str) -> Callable[[Call, Any], Value]:
         if _length(x, axes) == 0:
             return values.scalar({"sum": 0, "prod": 1, "mean": math.nan}[op], out.dtype, out.shape)
         is_float = COMPUTE[out.dtype] == "f32"
-        x = values.cast(x, out.dtype if is_float or x.dtype not in FLOATS else "int64")
+        if op != "mean":  # whose elements eager does not round to a half that is asked for
+            x = values.cast(x, out.dtype if is_float or x.dtype not in FLOATS else "int64")
+        elif x.dtype not in FLOATS:
+            x = values.cast(x, "float32")
         return values.cast(_reduce(op, x, axes, out.shape, out.dtype if is_float else "int64", b), out.dtype)
 
     return lower

@@ -250,7 +250,7 @@ def cast_expression(root: Expression, dtype: str) -> Expression:
         code = f"{target}({{0}})"
     if dtype in WRAP:
         code = WRAP[dtype].format(code)
-    if dtype == "float16" and source == "f32":
+    if dtype == "float16" and source != "bool":
         code = f"to_half({code})"
     return Apply(code, (root,), dtype)
 

@@ -41,7 +41,7 @@ class _Side:
             made = list(islice(stream, frames))
         if len(made) < frames:
             raise UserError(f"the text ended after {len(made)} frames of {frames}")
-        if self.speaker.works_ahead:
+        if self.speaker.works_ahead and frames > 1:
             from backend.runtime.device import get_device
 
             # The frame that was begun ahead and dropped is this side's work, not that of the next one.

@@ -30,27 +30,37 @@ def _(d: Draw) -> Arguments:
 
 @draws("sum.default", "mean.default", "prod.default")
 def _(d: Draw) -> Arguments:
-    small = {"low": -2, "high": 2} if "prod" in d.op else {}
-    return (d.tensor(d.shape(), d.dtype(), **small),), _result_dtype(d)
+    keywords = _result_dtype(d)
+    return (_summand(d, d.shape(), keywords),), keywords
 
 
 @draws("sum.dim_IntList", "mean.dim", "prod.dim_int")
 def _(d: Draw) -> Arguments:
     shape = d.shape()
     axes = d.axis(len(shape)) if "prod" in d.op else None if d.seldom() else d.axes(len(shape))
-    small = {"low": -2, "high": 2} if "prod" in d.op else {}
-    return (d.tensor(shape, d.dtype(), **small), axes, d.flag()), _result_dtype(d)
+    keywords = _result_dtype(d)
+    return (_summand(d, shape, keywords), axes, d.flag()), keywords
 
 
 def _result_dtype(d: Draw) -> dict[str, Any]:
     return {"dtype": getattr(torch, d.dtype(("float32", "float16", "int64", "int32")))} if d.seldom() else {}
 
 
+def _summand(d: Draw, shape: Sequence[int], keywords: dict[str, Any]) -> torch.Tensor:
+    """Small factors for products; finite where the sum is one of whole numbers, as which infinities have no value."""
+    dtype = keywords.get("dtype")
+    return d.tensor(
+        shape,
+        d.dtype(),
+        *((-2, 2) if "prod" in d.op else ()),
+        special=dtype is None or dtype.is_floating_point,
+    )
+
+
 @draws("cumsum.default", "cumprod.default")
 def _(d: Draw) -> Arguments:
-    shape = d.shape()
-    small = {"low": -2, "high": 2} if "prod" in d.op else {}
-    return (d.tensor(shape, d.dtype(), **small), d.axis(len(shape))), _result_dtype(d)
+    shape, keywords = d.shape(), _result_dtype(d)
+    return (_summand(d, shape, keywords), d.axis(len(shape))), keywords
 
 
 @draws("var.default", "std.default")
@@ -86,6 +96,13 @@ def _(d: Draw) -> Arguments:
     return (d.tensor(shape, "int64" if whole else d.dtype(FLOATS)), d.axis(len(shape)), last), {}
 
 
+def _distinct(d: Draw, shape: Sequence[int]) -> torch.Tensor:
+    """Whole numbers from 0 on in any order; in a float16, those up to 2048 are distinct."""
+    count = math.prod(shape)
+    dtypes = [name for name in FLOATS + INTS[:3] if name != "float16" or count <= 2049]
+    return d.distinct(count, count).reshape(shape).to(getattr(torch, d.dtype(dtypes)))
+
+
 @draws("sort.default", "sort.stable")
 def _(d: Draw) -> Arguments:
     shape = d.shape()
@@ -93,15 +110,14 @@ def _(d: Draw) -> Arguments:
     if "stable" in d.op:
         return (d.tensor(shape, d.dtype()),), keywords | {"stable": True}
     # Of distinct elements: where equal ones go is eager's own choice.
-    count = math.prod(shape)
-    return (d.distinct(count, count).reshape(shape).to(getattr(torch, d.dtype(FLOATS + INTS[:3]))),), keywords
+    return (_distinct(d, shape),), keywords
 
 
 @draws("median.default", "median.dim")
 def _(d: Draw) -> Arguments:
     """Of distinct elements: which of equal ones eager takes is its own choice."""
     shape = d.shape(smallest=1)
-    x = d.distinct(math.prod(shape), math.prod(shape)).reshape(shape).to(getattr(torch, d.dtype(FLOATS + INTS[:3])))
+    x = _distinct(d, shape)
     if x.is_floating_point() and d.seldom():
         x[x == d.int(0, 5)] = math.nan
     return (x, *((d.axis(len(shape)), d.flag()) if d.op.endswith("dim") else ())), {}
@@ -112,7 +128,7 @@ def _(d: Draw) -> Arguments:
     """Of distinct elements: which of equal ones eager takes is its own choice."""
     shape = d.shape()
     axis = d.axis(len(shape))
-    x = d.distinct(math.prod(shape), math.prod(shape)).reshape(shape).to(getattr(torch, d.dtype(FLOATS + INTS[:3])))
+    x = _distinct(d, shape)
     return (x, d.int(0, shape[axis] if shape else 1), axis, d.flag(), True), {}
 
 

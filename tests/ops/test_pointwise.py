@@ -248,14 +248,17 @@ def test_float16_and_back_rounds_to_nearest_even_in_one_kernel():
     middle = (half[1:] + half[:-1]) / 2
     numbers = np.concatenate([half, middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(1e9))])
     numbers = np.concatenate([numbers, -numbers, np.float32([65519.99, 65520, 1e30, -1e30, INF, -INF, NAN, 1e-45])])
-    graph = Graph()
-    x, between, out = (graph.add_value(TensorSpec(dtype, numbers.shape)) for dtype in ("float32", "float16", "float32"))
-    for source, target, dtype in ((x, between, "float16"), (between, out, "float32")):
-        graph.nodes.append(Node("aten._to_copy.default", {"self": Ref(source), "dtype": dtype}, (target,)))
-    graph.inputs, graph.outputs = [x], [out]
-    (actual,) = run_graph(graph, [numbers])
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(actual, numbers.astype(np.float16).astype(np.float32))
+    whole = np.array([2049, 2051, 4099, -4101, 65519, 65520, 70000, -70000, 2**31 - 1], np.int32)
+    for array in (numbers, whole):
+        graph = Graph()
+        dtypes = (array.dtype.name, "float16", "float32")
+        x, between, out = (graph.add_value(TensorSpec(dtype, array.shape)) for dtype in dtypes)
+        for source, target, dtype in ((x, between, "float16"), (between, out, "float32")):
+            graph.nodes.append(Node("aten._to_copy.default", {"self": Ref(source), "dtype": dtype}, (target,)))
+        graph.inputs, graph.outputs = [x], [out]
+        (actual,) = run_graph(graph, [array])
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(actual, array.astype(np.float16).astype(np.float32))
 
 
 def test_i1_int64_keeps_its_sign_and_is_never_wrapped():

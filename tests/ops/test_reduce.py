@@ -236,6 +236,18 @@ def test_mean_beside_the_variance_of_a_row_with_an_infinity():
             np.testing.assert_array_equal(mean, [INF, INF, -INF, NAN, NAN, 3])
 
 
+def test_whole_numbers_that_are_added_as_halves_are_rounded_first():
+    """A draw that failed: 2**31 - 1 and -2**31 are infinities as float16, and their sum is NaN."""
+    x = torch.tensor([[2**31 - 1, 4, -3], [7, 14, -(2**31)], [2049, 2051, -4099]], dtype=torch.int32)
+    check_op("aten.sum.dim_IntList", x, None, dtype=torch.float16)
+    check_op("aten.sum.dim_IntList", x, [1], dtype=torch.float16)
+    check_op("aten.sum.dim_IntList", x, [1], dtype=torch.float32)
+    y = torch.tensor([[70000, 4, -3], [7, 14, -70001], [2049, 2051, -4099]], dtype=torch.int32)
+    for numbers in (y, y.float()):  # a mean is of the elements as they are
+        check_op("aten.mean.dim", numbers, [0, 1], dtype=torch.float16)
+        check_op("aten.mean.default", numbers, dtype=torch.float16)
+
+
 @pytest.mark.parametrize("order", [2, 1, 0, INF, -INF])
 def test_vector_norms(order):
     x = torch.randn(4, 37)

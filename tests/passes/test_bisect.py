@@ -16,6 +16,7 @@ import pytest
 from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry
 from backend.runtime import value as values
+from recipes.recipe import UserError
 from zoo import bisect
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,3 +103,72 @@ def test_an_infinity_where_none_should_be_is_a_jump(tmp_path: Path, monkeypatch:
     found = case().find(tmp_path)
     assert found.first is not None and found.first.op == "aten._softmax.default"
     assert found.json()["first"]["error"] is None  # strict JSON has no infinity
+
+
+def test_stretches_and_ranges_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read back value by value, or from a position on: each operator has the operands of the whole graph's run."""
+    whole = case().find(tmp_path)
+    monkeypatch.setattr("zoo.case._READ_BYTES", 1)
+    apart = case()
+    assert len(list(apart._stretches())) == 4
+    assert [(row.op, row.shapes) for row in apart.find(tmp_path).rows] == [(row.op, row.shapes) for row in whole.rows]
+    part = case().between(1, 3)
+    found = part.find(tmp_path)
+    assert [(row.position, row.op) for row in found.rows] == [(1, "aten.tanh.default"), (2, "aten._softmax.default")]
+    assert found.first is None and max(row.error for row in found.rows) < 1e-6
+    sabotage(monkeypatch, "aten._softmax.default", lambda y, b: b.pointwise("({0} * 1.01)", [y], y.dtype, y.shape))
+    first = part.find(tmp_path).first
+    assert first is not None and (first.position, first.op) == (2, "aten._softmax.default")
+
+
+def long_chain(count: int) -> bisect.Case:
+    graph = Graph()
+    value = graph.add_value(TensorSpec("float32", (3, 7)))
+    graph.inputs = [value]
+    for at in range(count):
+        out = graph.add_value(TensorSpec("float32", (3, 7)))
+        graph.nodes.append(Node("aten.tanh.default" if at % 2 else "aten.mul.Scalar", {"self": Ref(value)}, (out,)))
+        if at % 2 == 0:
+            graph.nodes[-1] = replace(graph.nodes[-1], args={"self": Ref(value), "other": 1.5})
+        value = out
+    graph.outputs = [value]
+    x = np.random.default_rng(1).standard_normal((3, 7)).astype(np.float32)
+    return bisect.Case("step", graph, [x], SimpleNamespace(get_data={}.__getitem__))  # type: ignore[arg-type]
+
+
+def test_fused_faults_of_a_long_graph_are_found_in_several_rounds(tmp_path: Path) -> None:
+    """Everything from operator 77 on is wrong where the graph is run as a whole."""
+    looked: list[int] = []
+
+    class Faulty(bisect.Case):
+        def _run(self, outputs: Any) -> list[np.ndarray]:
+            positions = [self._made[out] for out in outputs]
+            looked.extend(positions)
+            return [made + (position >= 77) for made, position in zip(super()._run(outputs), positions, strict=True)]
+
+    clean = long_chain(120)
+    found = Faulty("step", clean.graph, clean.inputs, clean._file).find(tmp_path)
+    assert found.fused and found.first is not None and found.first.position == 77
+    assert len(looked) < 15
+
+
+def test_recording_stops_at_the_largest_call() -> None:
+    class Program:
+        methods = ("a", "b")
+
+        def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+            return list(arrays)
+
+    recorder = bisect.Recorder(Program(), {"a": 4, "b": 2})
+    recorder.run("a", np.zeros(3))
+    recorder.run("b", np.zeros(2))
+    with pytest.raises(bisect._Enough):
+        recorder.run("a", np.zeros(4))
+    assert {method: arrays[0].size for method, arrays in recorder.calls.items()} == {"a": 4, "b": 2}
+
+
+def test_positions() -> None:
+    assert [bisect.positions(text) for text in ("3:9", "3:", ":9", ":")] == [(3, 9), (3, None), (0, 9), (0, None)]
+    for text in ("3", "a:b", "9:3", "3:3", "-1:2"):
+        with pytest.raises(UserError, match=f"--operators {text}"):
+            bisect.positions(text)
