@@ -57,7 +57,7 @@ def tolerances(backend: str, dtype: str, mode: str) -> dict[str, Tolerance]:
             "choice": Tolerance(0, 0, "within 1e-4 of float64 no other mask is chosen"),
         }
     if "da" in mode:
-        why = "activations of 8 bits (0.4%) at every linear"
+        why = "activations that lie between two of 256 codes are rounded apart"
         return {
             "maps": Tolerance(0, 0.06, why + ": 1.5% was measured over 6 blocks, the largest model has 48"),
             "masks": Tolerance(0, 0.08, why + ", of the encoder and of the decoder after it: 1.8% was measured"),
