@@ -264,13 +264,28 @@ def _lower(recipe: Recipe, request: ExportRequest, methods: dict[str, Method]) -
         target = check_target(request.backend)
         partitioners = {name: target.partitioners(name, request.qlinear) for name in programs}
         with step(f"{recipe.name}: lowering to {request.backend}"):
-            edge = to_edge_transform_and_lower(
-                programs,
-                partitioner=partitioners,
-                # Recipes keep whole operators that are not core ATen; the check would refuse them.
-                compile_config=EdgeCompileConfig(_check_ir_validity=False),
-            )
+            try:
+                edge = to_edge_transform_and_lower(
+                    programs,
+                    partitioner=partitioners,
+                    # Recipes keep whole operators that are not core ATen; the check would refuse them.
+                    compile_config=EdgeCompileConfig(_check_ir_validity=False),
+                )
+            except Exception as error:
+                if request.backend == "webgpu":
+                    raise
+                raise UserError(
+                    f"ExecuTorch's own {request.backend} backend fails on {recipe.name} ({_root(error)}); "
+                    f"export it for another backend: see zoo list"
+                ) from error
     return edge, partitioners
+
+
+def _root(error: BaseException) -> str:
+    """The first line of the exception that all others came of."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _count(

@@ -100,6 +100,26 @@ def test_vulkan_exports_models_with_state(model: str, tmp_path: Path) -> None:
     assert all(method.partitions >= 1 for method in report.methods.values())
 
 
+def test_a_fault_in_another_backend_is_one_clear_error(
+    toy: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lower(*_: Any, **__: Any) -> None:
+        try:
+            raise RuntimeError("expected an int\nand more")
+        except RuntimeError as error:
+            raise Exception("a pass failed") from error  # as ExecuTorch's pass manager does
+
+    monkeypatch.setattr("executorch.exir.to_edge_transform_and_lower", lower)
+    told = (
+        r"ExecuTorch's own vulkan backend fails on toy \(RuntimeError: expected an int\); export it for another backend"
+    )
+    with pytest.raises(UserError, match=told):
+        _export(toy, tmp_path, "vulkan")
+    with pytest.raises(Exception, match="a pass failed"):
+        _export(toy, tmp_path, "webgpu")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_state_survives_calls_of_other_methods(toy: Recipe, tmp_path: Path) -> None:
     import torch
     from executorch.runtime import Runtime
