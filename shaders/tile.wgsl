@@ -58,6 +58,17 @@
 {% endfor %}
 {% endif %}
 {% endmacro %}
+{#   eights(pool, ROWS): of 64 partial sums a row, each eight is added up in the place of its first; what is left is the
+     sum of elements 0, 8 … 56 of the row. #}
+{% macro eights(pool, ROWS) %}
+  workgroupBarrier();
+  for (var e = lid; e < {{ 8 * ROWS }}u; e += 64u) {
+    var sum = {{ pool }}[e * 8u];
+    for (var i = 1u; i < 8u; i++) { sum += {{ pool }}[e * 8u + i]; }
+    {{ pool }}[e * 8u] = sum;
+  }
+  workgroupBarrier();
+{% endmacro %}
 {#   The norm that a gemv kernel does for its own rows (backend/ops/gemv.py), in the manner of norm.wgsl. Rows are read by
      load4_a from a<m> on, k walks p.depth by 64 invocations of `width`; the constants norm ("", "rms", "layer"),
      norm_weight and norm_bias are passed on because imported macros do not see them.
@@ -76,13 +87,7 @@ var<workgroup> pool: array<f32, {{ 64 * ROWS }}>;
 {% for m in range(ROWS) %}
   pool[{{ 64 * m }}u + lid] = {{ value }}{{ m }};
 {% endfor %}
-  workgroupBarrier();
-  for (var e = lid; e < {{ 8 * ROWS }}u; e += 64u) {
-    var sum = pool[e * 8u];
-    for (var i = 1u; i < 8u; i++) { sum += pool[e * 8u + i]; }
-    pool[e * 8u] = sum;
-  }
-  workgroupBarrier();
+{{ eights("pool", ROWS) }}
 {% for m in range(ROWS) %}
   var {{ result }}{{ m }} = pool[{{ 64 * m }}u];
   for (var i = 1u; i < 8u; i++) { {{ result }}{{ m }} += pool[{{ 64 * m }}u + i * 8u]; }
@@ -160,14 +165,7 @@ var<workgroup> pool: array<f32, {{ 64 * ROWS }}>;
 {% for m in range(ROWS) %}
   partial[{{ 64 * m }}u + lid] = s{{ m }};
 {% endfor %}
-  workgroupBarrier();
-  // 64 partial sums a row: eights first, each added up in the place of its first, then the eight.
-  for (var e = lid; e < {{ 8 * ROWS }}u; e += 64u) {
-    var sum = partial[e * 8u];
-    for (var i = 1u; i < 8u; i++) { sum += partial[e * 8u + i]; }
-    partial[e * 8u] = sum;
-  }
-  workgroupBarrier();
+{{ eights("partial", ROWS) }}
   let m = lid / 4u;
   let c = lid % 4u;
   if (m < p.rows && n + c < p.cols) {

@@ -149,7 +149,7 @@ def clear() -> tuple[Path, bool]:
 
 def check(device: Device) -> None:
     """Raises `UserError` where there is nothing to tune."""
-    if device.adapter.info["adapter_type"] == "CPU":
+    if device.is_cpu:
         raise UserError(f"{device.name} is a processor, whose products do not go by tiles: there is nothing to tune")
 
 

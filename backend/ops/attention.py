@@ -211,7 +211,7 @@ def _launch_many(job: Job, b: Builder) -> Value:
 
 def usable(b: Builder) -> bool:
     """On a processor, steps as large as those of `attention_wide` gain nothing."""
-    return b.capabilities.adapter_type != "CPU"
+    return not b.capabilities.on_processor
 
 
 def choose(job: Job, b: Builder) -> Tile | None:
@@ -304,7 +304,7 @@ def _span(rows: int, keys: int, b: Builder) -> int:
     """A processor, and a GPU that is busy anyway, get the longer span: fewer results to put together."""
     short, long = SPANS
     few = keys > short and rows * -(-keys // long) < BUSY
-    return short if few and b.capabilities.adapter_type != "CPU" else long
+    return short if few and not b.capabilities.on_processor else long
 
 
 def _launch_few(job: Job, b: Builder) -> Value:

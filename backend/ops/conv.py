@@ -165,7 +165,7 @@ def _forward(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype
 def _choose(g: Geometry, b: Builder) -> str:
     """The kernel, one of `KERNELS`, of what is neither a product of matrices nor of a handful of positions."""
     many = g.out_c >= FEW_CHANNELS and g.depth >= SHALLOW
-    if not _on_processor(b):
+    if not b.capabilities.on_processor:
         return "direct" if not many else "winograd" if winograd.prefers(g, b) else "tiles"
     if g.out_c >= FEW_CHANNELS and _takes("lanes", g, b):
         return "lanes"
@@ -178,10 +178,6 @@ def _takes(kernel: str, g: Geometry, b: Builder) -> bool:
     if kernel == "lanes":
         return g.out_c % 4 == 0 and g.kernel[1] <= LONGEST and g.out[1] > 2 and "subgroup" in b.capabilities.features
     return kernel != "winograd" or winograd.takes(g, b)
-
-
-def _on_processor(b: Builder) -> bool:
-    return b.capabilities.adapter_type == "CPU"
 
 
 def _big_tiles(g: Geometry) -> int:

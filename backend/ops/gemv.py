@@ -34,7 +34,7 @@ class Rows:
 
 def spends_arithmetic(cols: int, b: Builder) -> bool:
     """Whether this device computes a gemv's input again in every workgroup rather than once in a kernel of its own."""
-    return b.capabilities.adapter_type != "CPU" and cols <= MOST_COLUMNS
+    return not b.capabilities.on_processor and cols <= MOST_COLUMNS
 
 
 def fused_rows(x: Value, rows: int, cols: int, b: Builder) -> Rows | None:

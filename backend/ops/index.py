@@ -201,7 +201,7 @@ def _lower_index_copy(call: Call, b: Any) -> Value:
     axis = normalize_axis(call["dim"], x.rank)
     outer, size, inner = _split_at(x.shape, axis)
     target = updatable(x, b)
-    index = _along(_position(call["index"], size, _WRITE, b), outer, inner, b)
+    index = _along(position_to_write(call["index"], size, b), outer, inner, b)
     source = b.reshape(source, index.shape)
     return _scatter(target, source, (size * inner, 0, 1), b, index=index, step=inner)
 
@@ -278,7 +278,7 @@ def _lower_scatter(call: Call, b: Any) -> Value:
     target = updatable(x, b)
     strides = list(contiguous_strides(shape))
     step, strides[axis] = strides[axis], 0
-    return _scatter(target, new, strides, b, index=_position(index, shape[axis], _WRITE, b), step=step)
+    return _scatter(target, new, strides, b, index=position_to_write(index, shape[axis], b), step=step)
 
 
 def _constant(item: Any, dtype: str) -> values.Expression:

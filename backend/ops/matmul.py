@@ -193,7 +193,7 @@ def _launch(first: Tensor, second: Tensor, shape: Sequence[int], dtype: str, b: 
 def tile_block(batch: int, rows: int, cols: int, b: Builder) -> int:
     """How many results an invocation of gemm.wgsl holds along each axis: 8, or 4 where that leaves too few tiles."""
     big_tiles = batch * -(-rows // 64) * -(-cols // 64)
-    enough = FEW_TILES_CPU if b.capabilities.adapter_type == "CPU" else FEW_TILES
+    enough = FEW_TILES_CPU if b.capabilities.on_processor else FEW_TILES
     return 8 if big_tiles >= enough and min(rows, cols) > 32 else 4
 
 

@@ -184,7 +184,7 @@ def _fastest(costs: Costs, sizes: Sizes, tiles: tuple[Tile, ...]) -> Choice:
 
 def usable(b: Builder) -> bool:
     """On a processor, staging through registers and workgroup memory costs more than it saves."""
-    return b.capabilities.adapter_type != "CPU" and b.capabilities.max_invocations >= 128
+    return not b.capabilities.on_processor and b.capabilities.max_invocations >= 128
 
 
 def fitting(can: Capabilities) -> tuple[Tile, ...]:

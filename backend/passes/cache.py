@@ -91,11 +91,12 @@ class _Readers(Rewriter):
         weight: Ref | None = None
         eps: float | None = None
         scaled = self.producer(x, ("aten.mul.Tensor",), once=True)
-        for factor, normed in _both_ways(scaled) if scaled is not None else ():
-            if isinstance(factor, Ref) and self.spec(factor).is_constant and self.spec(factor).rank <= 2:
-                weight, x = factor, normed
-                taken.append(scaled)  # type: ignore[arg-type]
-                break
+        if scaled is not None:
+            for factor, normed in _both_ways(scaled):
+                if isinstance(factor, Ref) and self.spec(factor).is_constant and self.spec(factor).rank <= 2:
+                    weight, x = factor, normed
+                    taken.append(scaled)
+                    break
         norm = self.producer(x, ("aten.rms_norm.default",), once=True)
         if norm is not None and len(norm.args["normalized_shape"]) == 1:
             own = norm.args.get("weight")

@@ -39,6 +39,11 @@ class Capabilities:
     adapter_type: str = "Unknown"
     tile_rule: Any = None  # a `backend.ops.tiles.Rule` of this adapter, or None for the shipped one
 
+    @property
+    def on_processor(self) -> bool:
+        """Whether the adapter is a processor that stands in for a GPU."""
+        return self.adapter_type == "CPU"
+
 
 @dataclass(eq=False)
 class Launch:
@@ -205,7 +210,7 @@ class Builder:
             pending.launch.done = target if plain else None
             return
         # A large copy is bound by how many reads are under way; a processor has no use for that.
-        many = value.numel >= POINTWISE_MANY and self.capabilities.adapter_type != "CPU"
+        many = value.numel >= POINTWISE_MANY and not self.capabilities.on_processor
         items = POINTWISE_ITEMS if many else 1
         groups = -(-value.numel // (POINTWISE_WORKGROUP * items))
         record = Launch(

@@ -35,7 +35,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) g
 
 def is_small(device: Device) -> bool:
     """Whether the adapter is a processor that stands in for a GPU: measured with less."""
-    return bool(device.adapter.info["adapter_type"] == "CPU")
+    return device.is_cpu
 
 
 def copy_bandwidth(device: Device) -> float:
