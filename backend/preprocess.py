@@ -22,7 +22,7 @@ from backend import passes
 from backend.convert import Converted, convert
 from backend.graph import to_blob
 from backend.ops import registry
-from backend.quantization import pack, packed_source
+from backend.quantization import joined_sources, pack, packed_source
 
 ALIGNMENT = 16
 # ExecuTorch tells programs apart by their named data; a program with state needs some, so that its methods share it.
@@ -52,7 +52,10 @@ def lowest_sizes(specs: list[CompileSpec]) -> dict[str, int]:
 
 
 def constant_bytes(converted: Converted, key: str) -> bytes:
-    """Bytes of a constant of the program, or of the packed form of quantized codes."""
+    """Bytes of a constant of the program, of the packed form of quantized codes, or of several of either in a row."""
+    sources = joined_sources(key)
+    if len(sources) > 1:
+        return b"".join(constant_bytes(converted, source) for source in sources)
     packed = packed_source(key)
     if packed is None:
         return tensor_bytes(converted.data[key]())

@@ -14,7 +14,7 @@ shaders/codes.wgsl reads this layout. Neither torch nor wgpu is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,3 +105,13 @@ def packed_source(key: str) -> tuple[str, int] | None:
     """(key of the codes, bits) when `key` names packed codes."""
     head, _, source = key.partition(":")
     return next(((source, bits) for bits in RANGES if head == f"packed{bits}"), None)
+
+
+def joined_key(sources: Sequence[str]) -> str:
+    """Named data of several constants, one after the other."""
+    return "+".join(sources)
+
+
+def joined_sources(key: str) -> list[str]:
+    """The keys of what is joined under `key`; of a constant by itself, its own."""
+    return key.split("+")

@@ -166,6 +166,7 @@ class Recipe:
     sample_arguments                              arguments of `zoo run <name>` used by `make <name>-<backend>`;
                                                   `{out}` in them stands for `out/<name>/<name>-<backend>`
     full_delegation                               backends on which export fails when a node stays outside a delegate
+    excluded                                      backends that cannot take this model, and why
     embeddings                                    modes that embedding tables can be stored in, by backend, as
                                                   `quantization` says it of linears
     options                                       export options of this model alone: name -> choices, default first
@@ -187,6 +188,7 @@ class Recipe:
     run: Callable[..., None]
     sample_arguments: tuple[str, ...] = ()
     full_delegation: tuple[str, ...] = ("webgpu",)
+    excluded: Mapping[str, str] = field(default_factory=dict)
     embeddings: Mapping[str, tuple[QuantMode, ...]] = field(default_factory=dict)
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     identity: Callable[[str], str] | None = None

@@ -32,7 +32,7 @@ var<workgroup> pool: array<Best, {{ workgroup }}>;
     best = better(best, better(better(b0, b1), better(b2, b3)));
   }
   for (; k < n; k += {{ lanes }}u) { best = better(best, Best(key_of(load_x(base + k * step)), k)); }
-{{ tree("pool", "best", "winner", "better") }}
+{{ tree("pool", "best", "winner", "better", true) }}
   if (live && lane == 0u) {
 {% if second %}
     let index = load_at(base + winner.at * step);

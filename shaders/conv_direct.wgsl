@@ -9,6 +9,7 @@
 //         count = N * sets * blocks * out_h * spans
 // groups  ceil(count / 64)
 //
+// DEEP: the sums of p.run channels at a time are added to those before, so that a long row of sums loses no digits.
 // SLIDE (stride and dilation 1 along a row): the 4 inputs of the next tap are those of the last one and one more.
 {% set vector = "vec4<f32>" if WIDE else "f32" %}
 
@@ -34,13 +35,21 @@ fn at(row: u32, x: u32) -> f32 {
   let taps = p.kernel_h * p.kernel_w;
 {% for r in range(BLOCK) %}
   var s{{ r }} = {{ vector }}();
+{% if DEEP %}
+  var sum{{ r }} = {{ vector }}();
+{% endif %}
 {% if not PACKED %}
   // Past the group's last channel the last one is computed again, and not stored.
   let w{{ r }} = p.w_start + (part * p.out_c + min(first + {{ r }}u, p.out_c - 1u)) * p.in_c * taps;
 {% endif %}
 {% endfor %}
   var plane = p.x_start + n * p.x_n + part * p.in_c * p.x_c;
+{% if DEEP %}
+  for (var c0 = 0u; c0 < p.in_c; c0 += p.run) {
+  for (var c = c0; c < min(p.in_c, c0 + p.run); c++) {
+{% else %}
   for (var c = 0u; c < p.in_c; c++) {
+{% endif %}
     for (var ky = ky0; ky < ky1; ky++) {
       let row = plane + (u32(y0) + ky * p.dil_h) * p.x_h;
       let tap = c * taps + ky * p.kernel_w;
@@ -75,6 +84,16 @@ fn at(row: u32, x: u32) -> f32 {
     }
     plane += p.x_c;
   }
+{% if DEEP %}
+{% for r in range(BLOCK) %}
+  sum{{ r }} += s{{ r }};
+  s{{ r }} = {{ vector }}();
+{% endfor %}
+  }
+{% for r in range(BLOCK) %}
+  s{{ r }} = sum{{ r }};
+{% endfor %}
+{% endif %}
   // One store in the text: with all that was fused into it, it is long.
   var out = (((n * p.sets + part) * p.out_c + first) * p.out_h + oy) * p.out_w + ox;
   for (var r = 0u; r < min({{ BLOCK }}u, p.out_c - first); r++) {

@@ -10,6 +10,7 @@
 //         up to 4; planes = N * sets * blocks; w_start, last_quad: of weight, in fours
 // groups  ceil(planes * picture / 64)
 //
+// DEEP: the sums of p.run channels at a time are added to those before, so that a long row of sums loses no digits.
 // BLOCK is a multiple of 16, SPAN of 4. COLUMNS: the inputs of a row that a span needs, counted from its first one.
 {% set parts = BLOCK // 16 %}
 {% set halves = SPAN // 4 %}
@@ -33,8 +34,16 @@
   var q = p.w_start + (part * p.in_c * p.kernel_h * {{ KW }}u * p.out_c + first) / 4u + lid % 4u;
 {% for r in range(BLOCK) %}{% for h in range(halves) %}
   var s{{ r }}_{{ h }} = vec4<f32>();
+{% if DEEP %}
+  var sum{{ r }}_{{ h }} = vec4<f32>();
+{% endif %}
 {% endfor %}{% endfor %}
+{% if DEEP %}
+  for (var c0 = 0u; c0 < p.in_c; c0 += p.run) {
+  for (var c = c0; c < min(p.in_c, c0 + p.run); c++) {
+{% else %}
   for (var c = 0u; c < p.in_c; c++) {
+{% endif %}
     for (var ky = 0u; ky < p.kernel_h; ky++) {
       let y = oy * p.stride_h + ky * p.dil_h - p.pad_h;
       let row = from_x + min(y, p.in_h - 1u) * p.x_h;
@@ -62,6 +71,16 @@
     }
     from_x += p.x_c;
   }
+{% if DEEP %}
+{% for r in range(BLOCK) %}{% for h in range(halves) %}
+  sum{{ r }}_{{ h }} += s{{ r }}_{{ h }};
+  s{{ r }}_{{ h }} = vec4<f32>();
+{% endfor %}{% endfor %}
+  }
+{% for r in range(BLOCK) %}{% for h in range(halves) %}
+  s{{ r }}_{{ h }} = sum{{ r }}_{{ h }};
+{% endfor %}{% endfor %}
+{% endif %}
   let is_own = i % p.picture == span && i / p.picture == plane;
   let count = select(0u, min({{ SPAN }}u, p.out_w - ox), is_own);
   // One store in the text: with all that was fused into it, it is long.

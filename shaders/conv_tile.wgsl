@@ -7,6 +7,7 @@
 // params  out_c, in_c: a group's channels; sets (groups); count = N * positions; depth; weight_outer = depth, weight_k = 1
 //         chunk: the part of depth, a multiple of 128 / T, that one group sums; with several, out has them all in front
 // groups  splits * sets * tiles_m * tiles_n: tiles of 8T channels x 8T positions
+// constants  RUN: so much of depth, a multiple of 128 / T, is added in a row, then its sum to those before; 0: all of it
 //
 // The tiles are those of gemm.wgsl. Each invocation stages 4 positions (the same ones throughout) x 4 taps of x.
 {% import "tile.wgsl" as t %}
@@ -42,6 +43,9 @@ var<workgroup> tile: array<vec4<f32>, {{ 2 * half }}>;
 {% endfor %}
 {% for r in range(T) %}{% for c in range(T // 4) %}
   var s{{ r }}_{{ c }} = vec4<f32>();
+{% if RUN %}
+  var sum{{ r }}_{{ c }} = vec4<f32>();
+{% endif %}
 {% endfor %}{% endfor %}
 {# The coordinates of tap `tap` for position j, and whether they are inside; in front of the input they wrap to huge. #}
 {% macro locate(tap, channel, limit) %}
@@ -65,7 +69,12 @@ var<workgroup> tile: array<vec4<f32>, {{ 2 * half }}>;
     let inside = vec4<bool>(in0, in1, in2, in3);
 {% endmacro %}
   let k_end = min(p.depth, (split + 1u) * p.chunk);
+{% if RUN %}
+  for (var from_k = split * p.chunk; from_k < k_end; from_k += {{ RUN }}u) {
+  for (var k0 = from_k; k0 < min(k_end, from_k + {{ RUN }}u); k0 += {{ kt }}u) {
+{% else %}
   for (var k0 = split * p.chunk; k0 < k_end; k0 += {{ kt }}u) {
+{% endif %}
 {{ t.stage("weight", "a_base", "p.depth", "p.out_c", "first_m", "k0", a_vec, "k", kt, quads, "0u", "f32") }}
     let k = k0 + kq * 4u;
     let slot = {{ half }}u + kq * {{ 4 * (quads + 1) }}u + quad;
@@ -101,6 +110,16 @@ var<workgroup> tile: array<vec4<f32>, {{ 2 * half }}>;
     }
     workgroupBarrier();
   }
+{% if RUN %}
+{% for r in range(T) %}{% for c in range(T // 4) %}
+  sum{{ r }}_{{ c }} += s{{ r }}_{{ c }};
+  s{{ r }}_{{ c }} = vec4<f32>();
+{% endfor %}{% endfor %}
+  }
+{% for r in range(T) %}{% for c in range(T // 4) %}
+  s{{ r }}_{{ c }} = sum{{ r }}_{{ c }};
+{% endfor %}{% endfor %}
+{% endif %}
   // Results leave through workgroup memory, as in gemm.wgsl.
 {% for phase in range(T // 4) %}
 {% for j in range(4) %}{% for c in range(T // 4) %}

@@ -5,6 +5,7 @@
 //         b     the same with n for m (not CONV); with b_bits, b is quantized: b, scale and zero as codes.wgsl says, one
 //               matrix for all batches
 //         x     raw: [N, C, H, W] through strides, as in conv_tile.wgsl (CONV): b is its patches, never built in memory
+//         norm_weight  by vec4, depth elements from norm_weight_start on (with norm and norm_weight)
 // writes  out   [splits, batches, rows, cols], row-major, or [splits, N, O, positions]; sums are f32 whatever the storage
 // params  rows, cols, depth > 0, tiles_m, tiles_n, batches, strides as above, batch_<d> and a_batch_<d>, b_batch_<d>
 //         chunk: the part of depth, a multiple of KT * SLICES, that one group sums; with several, out has them all in front
@@ -17,6 +18,12 @@
 // is then the same for all, and made once.
 // SLICES: TX * TY invocations each sum a tile of their own, taking turns at the steps; their sums are added, in order, on
 // the way out: what is short of groups needs no second dispatch to add up parts.
+// norm: a is the input of an RMSNorm with p.eps, which is done here: a_vec "k", not CONV, one batch. Whoever fetches a block
+// adds up its squares; the sums scale each row's results, which is the same as scaling its elements first. With norm_apart,
+// for several splits, they are only written, to squares [splits, rows], and results are left unscaled. Where the squares
+// of a row overflow, results are 0, as the norm's own kernel gives, or NaN if the product overflows too.
+// GATED, not CONV: of columns n and p.half + n = cols / 2 + n, silu(first) * second is written, p.half columns: a tile holds
+// half its columns of each. Where b_vec is "outer", half is divisible by 4.
 // TAPS_FIRST: depth is kernel_h * kernel_w * C with C divisible by 4. FLAT: one row, and kernels of one row.
 {% import "tile.wgsl" as t %}
 {% import "codes.wgsl" as q %}
@@ -26,6 +33,7 @@
 {% set blocks_a = qm * KT // 4 %}
 {% set blocks = (qm + qn) * KT // 4 %}
 {% set turns = (blocks + threads - 1) // threads %}
+{% set wide_n = 2 * qn if GATED else 4 * qn %}
 {% set capacity = BUFFERS * KT * (qm + qn) %}
 {% set stride = KT * SLICES %}
 {% set own_k = " + slice * %du" % KT if SLICES > 1 else "" %}
@@ -46,6 +54,9 @@ var<workgroup> tile: array<array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}
       r{{ s }}_{{ j }} = ({{ q.four("n%d * p.words" % j, "from_k", b_bits) }} - {{ q.zero("g%d" % j, b_bits, has_zero) }}) * load_scale(g{{ j }});
 {% endfor %}
 {% elif vec == "k" %}
+{% if name == "a" and norm_weight %}
+      factor{{ s }} = load4_norm_weight((p.norm_weight_start + min(k, p.depth - 4u)) / 4u);
+{% endif %}
       let row = {{ name }}_base + min(k, p.depth - 4u);
 {% for j in range(4) %}
       r{{ s }}_{{ j }} = load4_{{ name }}((row + min(o{{ s }} + {{ j }}u, {{ outer }} - 1u) * p.{{ name }}_outer) / 4u);
@@ -106,7 +117,15 @@ var<workgroup> tile: array<array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}
 {% endfor %}
 {% endif %}
 {% endmacro %}
-{% macro place_one(s, vec, buffer) %}
+{% macro place_one(s, vec, buffer, normed=false) %}
+{% if normed %}
+      squares{{ s }} += select(vec4<f32>(), vec4<f32>({% for j in range(4) %}dot(r{{ s }}_{{ j }}, r{{ s }}_{{ j }}){{ ", " if j < 3 }}{% endfor %}), k < end);
+{% if norm_weight %}
+{% for j in range(4) %}
+      r{{ s }}_{{ j }} *= factor{{ s }};
+{% endfor %}
+{% endif %}
+{% endif %}
 {% for i in range(4) %}
       tile[slice][{{ buffer }}][kq{{ s }} * 4u + {{ i }}u][slot{{ s }}] = select(vec4<f32>(), {{ "vec4<f32>(r%d_0[%d], r%d_1[%d], r%d_2[%d], r%d_3[%d])" % (s, i, s, i, s, i, s, i) if vec in ("k", "codes") else "r%d_%d" % (s, i) }}, k{{ "" if vec in ("k", "codes") else " + %du" % i }} < end);
 {% endfor %}
@@ -148,7 +167,7 @@ var<workgroup> tile: array<array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}
 {% for s in range(turns) %}
   {
     let k = {{ step }} + kq{{ s }} * 4u;
-{{ each(s, place_one(s, a_vec, buffer), place_one(s, b_vec, buffer)) }}
+{{ each(s, place_one(s, a_vec, buffer, norm), place_one(s, b_vec, buffer)) }}
   }
 {% endfor %}
 {% endmacro %}
@@ -173,6 +192,10 @@ var<workgroup> tile: array<array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}
 {% macro flat(slice, at) %}
 tile[{{ slice }}][{{ at }} / {{ KT * (qm + qn) }}u][{{ at }} / {{ qm + qn }}u % {{ KT }}u][{{ at }} % {{ qm + qn }}u]
 {%- endmacro %}
+{# Element e % 4 of it, of all slices. #}
+{% macro summed(at) %}
+{% for slice in range(SLICES) %}{{ " + " if slice else "" }}{{ flat(slice ~ "u", at) }}[e % 4u]{% endfor %}
+{%- endmacro %}
 
 {{ entry(threads * SLICES) }}
 {% if SLICES > 1 %}
@@ -192,7 +215,7 @@ tile[{{ slice }}][{{ at }} / {{ KT * (qm + qn) }}u][{{ at }} / {{ qm + qn }}u % 
 {{ t.batch_offsets(batch_dims) }}
 {% endif %}
   let first_m = tile_m * {{ 4 * qm }}u;
-  let first_n = tile_n * {{ 4 * qn }}u;
+  let first_n = tile_n * {{ wide_n }}u;
   // 32 neighbouring invocations read few distinct vec4s of a tile: 8 of b and 4 of a.
   let warp = own / 32u;
   let tx = own % 8u + 8u * (warp % {{ TX // 8 }}u);
@@ -204,8 +227,14 @@ tile[{{ slice }}][{{ at }} / {{ KT * (qm + qn) }}u][{{ at }} / {{ qm + qn }}u % 
   let across{{ s }} = select({{ qn }}u, {{ qm }}u, is_a{{ s }});
   let kq{{ s }} = select(n{{ s }} / across{{ s }}, n{{ s }} % {{ KT // 4 }}u, fast{{ s }});
   let oq{{ s }} = select(n{{ s }} % across{{ s }}, n{{ s }} / {{ KT // 4 }}u, fast{{ s }});
-  let o{{ s }} = select(first_n, first_m, is_a{{ s }}) + oq{{ s }} * 4u;
+  let o{{ s }} = select(first_n, first_m, is_a{{ s }}) + oq{{ s }} * 4u{% if GATED %} + select(0u, p.half - {{ wide_n }}u, !is_a{{ s }} && oq{{ s }} >= {{ qn // 2 }}u){% endif %};
   let slot{{ s }} = oq{{ s }} + select({{ qm }}u, 0u, is_a{{ s }});
+{% if norm and s * threads < blocks_a %}
+  var squares{{ s }} = vec4<f32>();
+{% if norm_weight %}
+  var factor{{ s }}: vec4<f32>;
+{% endif %}
+{% endif %}
 {% for j in range(4) %}
   var r{{ s }}_{{ j }}: vec4<f32>;
 {% if CONV and (s + 1) * threads > blocks_a %}
@@ -249,6 +278,30 @@ tile[{{ slice }}][{{ at }} / {{ KT * (qm + qn) }}u][{{ at }} / {{ qm + qn }}u % 
 {% endif %}
     workgroupBarrier();
   }
+{% if norm %}
+  // A row's squares are in the hands of those who fetched its parts: of KT / 4 invocations in each slice.
+{% for s in range(turns) if s * threads < blocks_a %}
+  {{ "if (is_a%d) { " % s if (s + 1) * threads > blocks_a else "{ " }}tile[slice][0][kq{{ s }}][oq{{ s }}] = squares{{ s }}; }
+{% endfor %}
+  workgroupBarrier();
+{% for i in range(RM) %}
+  var sum{{ i }} = vec4<f32>();
+{% for slice in range(SLICES) %}{% for kq in range(KT // 4) %}
+  sum{{ i }} += tile[{{ slice }}][0][{{ kq }}][ty + {{ TY * i }}u];
+{% endfor %}{% endfor %}
+{% if norm_apart %}
+{% for r in range(4) %}
+  { let m = first_m + (ty + {{ TY * i }}u) * 4u + {{ r }}u; if (tile_n == 0u && slice == 0u && tx == 0u && m < p.rows) { store_squares(split * p.rows + m, sum{{ i }}[{{ r }}]); } }
+{% endfor %}
+{% else %}
+  let scale{{ i }} = 1.0 / sqrt(sum{{ i }} / f32(p.depth) + p.eps);
+{% for r in range(4) %}{% for c in range(RN) %}
+  s{{ 4 * i + r }}_{{ c }} *= scale{{ i }}[{{ r }}];
+{% endfor %}{% endfor %}
+{% endif %}
+{% endfor %}
+  workgroupBarrier();
+{% endif %}
   // Results leave through workgroup memory: neighbouring invocations store neighbouring elements.
 {% for i in range(RM) %}{% for j0 in range(0, 4, band) %}
 {% for j in range(band) %}{% for c in range(RN) %}
@@ -256,19 +309,24 @@ tile[{{ slice }}][{{ at }} / {{ KT * (qm + qn) }}u][{{ at }} / {{ qm + qn }}u % 
   { let at = {{ at }}; {{ flat("slice", "at") }} = s{{ 4 * i + j0 + j }}_{{ c }}; }
 {% endfor %}{% endfor %}
   workgroupBarrier();
-  for (var e = lid; e < {{ TY * band * 4 * qn }}u; e += {{ threads * SLICES }}u) {
-    let row = e / {{ 4 * qn }}u;
+  for (var e = lid; e < {{ TY * band * wide_n }}u; e += {{ threads * SLICES }}u) {
+    let row = e / {{ wide_n }}u;
     let m = first_m + {{ 4 * TY * i + j0 }}u + row / {{ band }}u * 4u + row % {{ band }}u;
-    let n = first_n + e % {{ 4 * qn }}u;
-    let at = e / 4u;
-    if (m < p.rows && n < p.cols) {
+    let n = first_n + e % {{ wide_n }}u;
+    let at = {{ "row * %du + e %% %du / 4u" % (qn, wide_n) if GATED else "e / 4u" }};
+    if (m < p.rows && n < p.{{ "half" if GATED else "cols" }}) {
 {% if CONV %}
       let channel = ((split * p.images + n / p.positions) * p.batches + batch) * p.rows + m;
       let to = channel * p.positions + n % p.positions;
 {% else %}
-      let to = ((split * p.batches + batch) * p.rows + m) * p.cols + n;
+      let to = ((split * p.batches + batch) * p.rows + m) * p.{{ "half" if GATED else "cols" }} + n;
 {% endif %}
-      store(to, {% for slice in range(SLICES) %}{{ " + " if slice else "" }}{{ flat(slice ~ "u", "at") }}[e % 4u]{% endfor %});
+{% if GATED %}
+      let up = at + {{ qn // 2 }}u;
+      store(to, silu({{ summed("at") }}) * ({{ summed("up") }}));
+{% else %}
+      store(to, {{ summed("at") }});
+{% endif %}
     }
   }
 {% if not (i == RM - 1 and j0 + band == 4) %}

@@ -15,7 +15,7 @@ var<workgroup> pool2: array<vec2<f32>, {{ workgroup }}>;
 {{ place() }}
   var partial = 0.0;
   for (var k = lane; k < p.n; k += {{ lanes }}u) { partial += load_x(base + k * step); }
-{{ tree("pool", "partial", "sum", "add") }}
+{{ tree("pool", "partial", "sum", "add", true) }}
   let count = f32(p.n);
   let rough = sum / count;
   var partial2 = vec2<f32>();
@@ -23,7 +23,7 @@ var<workgroup> pool2: array<vec2<f32>, {{ workgroup }}>;
     let d = load_x(base + k * step) - rough;
     partial2 += vec2<f32>(d, d * d);
   }
-{{ tree("pool2", "partial2", "deviation", "add2") }}
+{{ tree("pool2", "partial2", "deviation", "add2", true) }}
   if (live && lane == 0u) {
     let squares = select(max(deviation.y - deviation.x * deviation.x / count, 0.0), nan(), is_nan(deviation.y));
     var variance = squares / p.divisor;

@@ -43,15 +43,15 @@ var<workgroup> pool2: array<vec2<f32>, {{ workgroup }}>;
 {% endmacro %}
 {% if rms %}
 {{ each("partial += select(0.0, X * X, IN);") }}
-{{ tree("pool", "partial", "squares", "add") }}
+{{ tree("pool", "partial", "squares", "add", true) }}
   let rstd = 1.0 / sqrt(squares / count + p.eps);
 {% else %}
 {{ each("partial += select(0.0, X, IN);") }}
-{{ tree("pool", "partial", "sum", "add") }}
+{{ tree("pool", "partial", "sum", "add", true) }}
   let rough = sum / count;
   var partial2 = vec2<f32>();
 {{ each("partial2 += select(vec2<f32>(), vec2<f32>(X - rough, (X - rough) * (X - rough)), IN);") }}
-{{ tree("pool2", "partial2", "deviation", "add2") }}
+{{ tree("pool2", "partial2", "deviation", "add2", true) }}
   let off = deviation.x / count;
   let rstd = 1.0 / sqrt(max_nan(deviation.y / count - off * off, 0.0) + p.eps);
 {% endif %}

@@ -36,7 +36,7 @@ var<workgroup> pool: array<{{ type }}, {{ workgroup }}>;
     acc = merge(acc, merge(ab, cd));
   }
   for (; k < n; k += {{ lanes }}u) { acc = merge(acc, load_x(base + k * step)); }
-{{ tree("pool", "acc", "whole", "merge") }}
+{{ tree("pool", "acc", "whole", "merge", true) }}
   if (live && lane == 0u) {
 {% if op == "mean" %}
     store(row, whole / p.divisor);

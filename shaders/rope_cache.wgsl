@@ -7,7 +7,8 @@
 //            index   [positions]: where on the caches' axis; negative: not written
 // writes     query [batch, positions, heads, n]; keys, values: caches [batch, kv_heads, capacity, n]
 // params     those of rows.wgsl (rows: of x); positions, heads, kv_heads, capacity, eps
-// constants  those of rows.wgsl; norm, weight, interleaved (pairs are neighbours, not halves)
+// constants  those of rows.wgsl; norm, weight, interleaved (pairs are neighbours, not halves); held: pairs a lane keeps in
+//            registers, so that x is read once, 0 for any number
 //
 // A row is one head at one position; each lane takes pairs of elements that are rotated with each other.
 
@@ -22,13 +23,37 @@ var<workgroup> pool: array<f32, {{ workgroup }}>;
   let s = row / all % p.positions;
   let outer = row / all / p.positions;
   let pairs = n / 2u;
+{# Where the two of a pair are in a row. #}
+{% macro ends(pair) %}
+{% if interleaved %}
+    let a = 2u * {{ pair }};
+    let b = a + 1u;
+{% else %}
+    let a = {{ pair }};
+    let b = {{ pair }} + pairs;
+{% endif %}
+{% endmacro %}
+{% for h in range(held) %}
+  var x{{ h }}: vec2<f32>;
+  let in{{ h }} = lane + {{ h * lanes }}u < pairs;
+  {
+    let pair = min(lane + {{ h * lanes }}u, pairs - 1u);
+{{ ends("pair") }}
+    x{{ h }} = vec2<f32>(load_x(base + a), load_x(base + b));
+  }
+{% endfor %}
 {% if norm %}
   var partial = 0.0;
+{% for h in range(held) %}
+  partial += select(0.0, dot(x{{ h }}, x{{ h }}), in{{ h }});
+{% endfor %}
+{% if not held %}
   for (var k = lane; k < n; k += {{ lanes }}u) {
     let x = load_x(base + k);
     partial += x * x;
   }
-{{ tree("pool", "partial", "squares", "add") }}
+{% endif %}
+{{ tree("pool", "partial", "squares", "add", true) }}
   let rstd = 1.0 / sqrt(squares / f32(n) + p.eps);
 {% endif %}
   if (!live) { return; }
@@ -42,16 +67,9 @@ var<workgroup> pool: array<f32, {{ workgroup }}>;
   } else {
     to = ((outer * p.positions + s) * p.heads + head) * n;
   }
-  for (var pair = lane; pair < pairs; pair += {{ lanes }}u) {
-{% if interleaved %}
-    let a = 2u * pair;
-    let b = a + 1u;
-{% else %}
-    let a = pair;
-    let b = pair + pairs;
-{% endif %}
-    var first = load_x(base + a);
-    var second = load_x(base + b);
+{% macro turn(x) %}
+    var first = {{ x }}.x;
+    var second = {{ x }}.y;
     if (turns) {
 {% if norm %}
       first *= rstd;
@@ -75,5 +93,19 @@ var<workgroup> pool: array<f32, {{ workgroup }}>;
       store_values(to + a, first);
       store_values(to + b, second);
     }
+{% endmacro %}
+{% for h in range(held) %}
+  if (in{{ h }}) {
+    let pair = lane + {{ h * lanes }}u;
+{{ ends("pair") }}
+{{ turn("x%d" % h) }}
   }
+{% endfor %}
+{% if not held %}
+  for (var pair = lane; pair < pairs; pair += {{ lanes }}u) {
+{{ ends("pair") }}
+    let x = vec2<f32>(load_x(base + a), load_x(base + b));
+{{ turn("x") }}
+  }
+{% endif %}
 }

@@ -4,7 +4,7 @@
 // takes workgroup / lanes rows, `lanes` invocations a row. With inner > 1 (`minor`) neighbouring invocations take
 // neighbouring rows, otherwise neighbouring elements of one row, so that loads coalesce in both cases.
 //
-// constants  workgroup, lanes (a power of two that divides it), minor
+// constants  workgroup, lanes (a power of two that divides it), minor; flat: reductions take few barriers, not few additions
 // params     rows = outer * inner, n, inner
 // groups     ceil(rows / (workgroup / lanes))
 
@@ -44,12 +44,34 @@
 {% endmacro %}
 
 {# Reduces `value` over the lanes of each row: afterwards `result` is merge(...) of all of them, in every lane.
-   `pool` is a workgroup array of `workgroup` elements, free for reuse afterwards. The order is fixed. #}
-{% macro tree(pool, value, result, merge) %}
+   `pool` is a workgroup array of `workgroup` elements, free for reuse afterwards; with `last` it is not used again, which
+   `flat` makes use of. The order is fixed. #}
+{% macro tree(pool, value, result, merge, last=false) %}
+{% set stride = workgroup // lanes if minor else 1 %}
 {% if lanes == 1 %}
   let {{ result }} = {{ value }};
+{% elif flat %}
+  // On a processor a barrier costs as much as dozens of additions: every lane merges what is left of at most 8 sums.
+{% set first = "lid % " ~ (workgroup // lanes) ~ "u" if minor else "lid - lane" %}
+{% set left = 8 if lanes > 8 else lanes %}
+  {{ pool }}[lid] = {{ value }};
+  workgroupBarrier();
+{% if lanes > 8 %}
+  if (lane < 8u) {
+    var own = {{ pool }}[lid];
+    for (var i = 1u; i < {{ lanes // 8 }}u; i++) { own = {{ merge }}(own, {{ pool }}[lid + i * {{ 8 * stride }}u]); }
+    {{ pool }}[lid] = own;
+  }
+  workgroupBarrier();
+{% endif %}
+  var {{ result }} = {{ pool }}[{{ first }}];
+{% for i in range(1, left) %}
+  {{ result }} = {{ merge }}({{ result }}, {{ pool }}[{{ first }} + {{ i * stride }}u]);
+{% endfor %}
+{% if not last %}
+  workgroupBarrier();
+{% endif %}
 {% else %}
-{% set stride = workgroup // lanes if minor else 1 %}
   {{ pool }}[lid] = {{ value }};
   workgroupBarrier();
 {% for power in range(15) if 2 ** power < lanes %}

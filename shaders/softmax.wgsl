@@ -40,7 +40,7 @@ var<workgroup> pool: array<f32, {{ workgroup }}>;
 {% else %}
   for (var k = lane; k < p.n; k += {{ lanes }}u) { partial += exp_falling(load_x(base + k * step) - top); }
 {% endif %}
-{{ tree("pool", "partial", "sum", "add") }}
+{{ tree("pool", "partial", "sum", "add", true) }}
   if (!live) { return; }
   let broken = is_inf(top) || is_nan(top);
 {% if op == "lse" %}

@@ -22,6 +22,8 @@ def rows(recipes: list[Recipe]) -> list[tuple[str, ...]]:
             ", ".join(mode for mode in recipe.modes(backend) if mode not in available(recipe, backend)),
             target.summary,
         )
+        if backend not in recipe.excluded
+        else (recipe.name, backend, "", "", "", f"not possible: {recipe.excluded[backend]}")
         for recipe in recipes
         for backend, target in TARGETS.items()
     ]
@@ -40,7 +42,8 @@ def describe(recipe: Recipe) -> dict[str, Any]:
             backend: {
                 "runs": target.runs,
                 "modes": list(recipe.modes(backend)),
-                "available": list(available(recipe, backend)),
+                "available": [] if backend in recipe.excluded else list(available(recipe, backend)),
+                **({"excluded": recipe.excluded[backend]} if backend in recipe.excluded else {}),
                 **({"embeddings": list(available(recipe, backend, "embedding"))} if recipe.embeddings else {}),
             }
             for backend, target in TARGETS.items()

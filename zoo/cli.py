@@ -35,6 +35,7 @@ from zoo.options import (
     Weights,
     make_request,
 )
+from zoo.peers.table import PATIENCE
 from zoo.targets import check_target
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ def plan(
         for name, row in plans.items():
             typer.echo(
                 f"{name}: {row.partitions} partitions, {row.dispatches} dispatches, {row.buffer_bytes / 1e6:.2f} MB "
-                f"buffers, {row.weight_bytes / 1e6:.2f} MB weights"
+                f"buffers ({row.times_bound:.2f} × what is live at once), {row.weight_bytes / 1e6:.2f} MB weights"
             )
             for kernel in row.kernels:
                 typer.echo(f"  {kernel}")
@@ -289,6 +290,9 @@ def bench(
     ] = None,
     memory: Annotated[bool, typer.Option(help="Also run the sample on each backend for its peak memory.")] = True,
     only: Annotated[str, typer.Option(help="The workloads or kernels whose names contain this.")] = "",
+    patience: Annotated[
+        float, typer.Option(help="Seconds that a peer may take to get ready, all graphs together.")
+    ] = PATIENCE,
     as_json: Json = False,
 ) -> None:
     """Time the work of a model on each backend and beside other implementations, or single kernels."""
@@ -298,7 +302,7 @@ def bench(
     others = None if against is None else [side for side in against if side != "none"]
     with own_stdout() as stdout:
         if model == "kernels":
-            report = kernels.bench_kernels(runs=runs, only=only, against=others)
+            report = kernels.bench_kernels(runs=runs, only=only, against=others, patience=patience)
         else:
             recipe = encoder.RECIPE if model == encoder.NAME else registry.load(model)
             requests = [
@@ -309,7 +313,14 @@ def bench(
                 report = trace.trace(recipe, requests[0])
             else:
                 report = models.bench(
-                    recipe, requests, runs=runs, runtime=runtime, against=others, memory=memory, only=only
+                    recipe,
+                    requests,
+                    runs=runs,
+                    runtime=runtime,
+                    against=others,
+                    memory=memory,
+                    only=only,
+                    patience=patience,
                 )
         if as_json:
             stdout.write_json(report)

@@ -67,6 +67,12 @@ def _dense(call: Call, depth: int) -> torch.Tensor:
     return (spread * call["scale"].reshape(groups)).reshape(codes.shape)
 
 
+def swiglu(call: Call) -> torch.Tensor:
+    """`zoo.swiglu`."""
+    gate, up = call["input"].chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
 def quantized_linear(call: Call) -> torch.Tensor:
     """`zoo.quantized_linear`: the product with the weights that the codes stand for."""
     return torch.nn.functional.linear(call["input"], _dense(call, call["input"].shape[-1]), call.get("bias"))
@@ -96,6 +102,7 @@ FUSED: dict[str, Callable[[Call], Any]] = {
     "zoo.sdpa": sdpa,
     "zoo.rope": rope,
     "zoo.rope_cache": rope_cache,
+    "zoo.swiglu": swiglu,
     "zoo.quantized_linear": quantized_linear,
     "zoo.quantized_embedding": quantized_embedding,
     "zoo.round_rows": round_rows,

@@ -100,6 +100,8 @@ def make_request(
 ) -> ExportRequest:
     """The request, checked against the recipe's tables. Raises `UserError` that names what can be chosen."""
     check_target(backend)
+    if backend in recipe.excluded:
+        raise UserError(f"{recipe.name} cannot be exported for {backend}: {recipe.excluded[backend]}")
     if dtype not in recipe.dtypes:
         raise UserError(f"unknown dtype {dtype!r} for {recipe.name}: choose one of {', '.join(recipe.dtypes)}")
     if not weights.strip():

@@ -16,13 +16,21 @@ from zoo.export import ensure_exported
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """`buffer_bytes`: intermediate values and state; `kernels`: the variant chosen for each dispatch, in order."""
+    """`buffer_bytes`: inputs and intermediate values, in memory that the methods share; `bound_bytes`: the most of them
+    that are live at one time; `kernels`: the variant chosen for each dispatch, in order.
+    """
 
     partitions: int
     dispatches: int
     buffer_bytes: int
+    bound_bytes: int
     weight_bytes: int
     kernels: tuple[str, ...]
+
+    @property
+    def times_bound(self) -> float:
+        """Buffer memory as a multiple of what no plan can do without; 1 where nothing is stored."""
+        return self.buffer_bytes / self.bound_bytes if self.bound_bytes else 1.0
 
 
 def plan(recipe: Recipe, request: ExportRequest, *, pte: Path | None = None) -> dict[str, MethodPlan]:
@@ -43,6 +51,7 @@ def plan(recipe: Recipe, request: ExportRequest, *, pte: Path | None = None) -> 
                 partitions=exported[name]["partitions"],
                 dispatches=told["dispatches"],
                 buffer_bytes=told["buffer_bytes"],
+                bound_bytes=told["bound_bytes"],
                 weight_bytes=told["weight_bytes"],
                 kernels=tuple(told["kernels"]),
             )
@@ -56,6 +65,8 @@ def as_json(plans: Mapping[str, MethodPlan]) -> dict[str, Any]:
             name: {
                 "dispatches": method.dispatches,
                 "buffer_bytes": method.buffer_bytes,
+                "bound_bytes": method.bound_bytes,
+                "times_bound": round(method.times_bound, 4),
                 "weight_bytes": method.weight_bytes,
                 "kernels": list(method.kernels),
             }

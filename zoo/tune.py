@@ -1,7 +1,7 @@
 """`zoo tune`: measures the tiles of matrix products on the present adapter, and keeps what a rule needs of that.
 
-The rule is `backend.ops.tiles.Costs`: a product's time is a sum of a few terms with coefficients of the adapter and of
-each tile. They are fitted, by non-negative least squares of relative errors, to times of `FITTED`; whether the rule is
+The rule is `backend.ops.tiles.Costs`: a product's time by a few terms with coefficients of the adapter and of each
+tile. They are fitted, by non-negative least squares of relative errors, to times of `FITTED`; whether the rule is
 better for it is measured on `HELD_OUT`, which the fit never sees.
 """
 
@@ -46,6 +46,8 @@ MOST_REPEATS = 200
 PROCESSORS = 256  # at most, that the fit looks for
 LEAST_GAIN = 1.01  # times differ by so much from one run to the next
 EDGES = (16, 32, 48, 64, 96, 128)
+TURNS = 8  # of the fit, at most
+CROWDS = (1, 2, 4, 8)  # groups on a processor from which on they are first taken to be bound by sharing it
 
 
 @dataclass(frozen=True)
@@ -207,30 +209,58 @@ def fit(samples: Sequence[Sample], able: Sequence[Tile]) -> tuple[Costs, float]:
     """The costs that explain the times best, and their relative error. A tile that has no times costs as shipped."""
     edge = SHIPPED.edge
     found = min((_fit(samples, able, processors, edge) for processors in range(1, PROCESSORS + 1)), key=_error)
-    return min((_fit(samples, able, found[0].processors, edge) for edge in EDGES), key=_error)
+    processors = found[0].processors
+    return min((_fit(samples, able, processors, edge, crowd) for edge in EDGES for crowd in CROWDS), key=_error)
 
 
 def _error(fitted: tuple[Costs, float]) -> float:
     return fitted[1]
 
 
-def _fit(samples: Sequence[Sample], able: Sequence[Tile], processors: int, edge: int) -> tuple[Costs, float]:
-    matrix = np.zeros((len(samples), 3 + 2 * len(able)))
-    for line, sample in zip(matrix, samples, strict=True):
-        at = 3 + 2 * able.index(sample.choice.tile)
-        *shared, line[at], line[at + 1] = tiles.terms(sample.sizes, sample.choice, processors, edge)
-        line[:3] = shared
-    matrix /= np.array([sample.time for sample in samples])[:, None]
-    weights = np.ones(len(samples))
+def _fit(
+    samples: Sequence[Sample], able: Sequence[Tile], processors: int, edge: int, crowd: int = CROWDS[0]
+) -> tuple[Costs, float]:
+    """Least squares, in turn with finding out of each time which of its two bounds it is: latency or sharing."""
+    at = np.array([able.index(sample.choice.tile) for sample in samples])
+    terms = np.array([tiles.terms(sample.sizes, sample.choice, processors, edge) for sample in samples])
+    times = np.array([sample.time for sample in samples])
+    alone, shared = terms[:, 3], terms[:, 4]
+    is_shared = shared > crowd * alone
+    best: tuple[Costs, float] | None = None
+    for _ in range(TURNS):
+        found = _least(terms, times, at, is_shared, len(able))
+        costs = [max(found[3 + 2 * tile : 5 + 2 * tile]) for tile in range(len(able))]
+        # A tile that was only seen on one side costs the same on the other.
+        pairs = [(found[3 + 2 * i] or cost, found[4 + 2 * i] or cost) for i, cost in enumerate(costs)]
+        bounds = np.array(pairs)[at] * terms[:, 3:]
+        error = np.abs((terms[:, :3] @ found[:3] + bounds.max(1)) / times - 1)
+        spread = math.sqrt(np.mean(np.minimum(error, 0.3) ** 2))
+        if best is None or spread < best[1]:
+            rates = dict(zip(able, ((float(a), float(b)) for a, b in pairs), strict=True))
+            kept = (rates.get(tile, rate) for tile, rate in zip(TILES, SHIPPED.rates, strict=True))
+            launch, adding, element = (float(item) for item in found[:3])
+            shipped = zip(kept, SHIPPED.rates, strict=True)
+            rates_of_all = tuple(rate if any(rate) else usual for rate, usual in shipped)
+            best = Costs(processors, edge, launch, adding, element, rates_of_all), spread
+        before, is_shared = is_shared, bounds[:, 1] >= bounds[:, 0]
+        if (before == is_shared).all():
+            break
+    assert best is not None
+    return best
+
+
+def _least(terms: np.ndarray, times: np.ndarray, at: np.ndarray, is_shared: np.ndarray, count: int) -> np.ndarray:
+    """launch, adding, element, then alone and shared of each of `count` tiles."""
+    matrix = np.zeros((len(times), 3 + 2 * count))
+    matrix[:, :3] = terms[:, :3]
+    lines = np.arange(len(times))
+    matrix[lines, 3 + 2 * at + is_shared] = np.where(is_shared, terms[:, 4], terms[:, 3])
+    matrix /= times[:, None]
+    weights = np.ones(len(times))
     for _ in range(3):  # a few times that no model explains must not bend it
         found = non_negative(matrix * weights[:, None], weights)
         weights = (1 + (np.abs(matrix @ found - 1) / 0.05) ** 2) ** -0.5
-    error = math.sqrt(np.mean(np.minimum(np.abs(matrix @ found - 1), 0.3) ** 2))
-    pairs = {tile: (float(found[3 + 2 * i]), float(found[4 + 2 * i])) for i, tile in enumerate(able)}
-    rates = [pairs.get(tile, shipped) for tile, shipped in zip(TILES, SHIPPED.rates, strict=True)]
-    rates = [pair if sum(pair) > 0 else shipped for pair, shipped in zip(rates, SHIPPED.rates, strict=True)]
-    launch, adding, element = (float(item) for item in found[:3])
-    return Costs(processors, edge, launch, adding, element, tuple(rates)), error
+    return found
 
 
 def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:

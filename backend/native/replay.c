@@ -27,12 +27,12 @@ typedef struct {
 
 typedef struct {
     Handle from, to;
-    uint64_t to_offset, bytes;
+    uint64_t from_offset, to_offset, bytes;
 } Copy;
 
 static void copy_all(const Functions *f, Handle encoder, const Copy *copies, size_t count) {
     for (size_t i = 0; i < count; i++)
-        f->copy(encoder, copies[i].from, 0, copies[i].to, copies[i].to_offset, copies[i].bytes);
+        f->copy(encoder, copies[i].from, copies[i].from_offset, copies[i].to, copies[i].to_offset, copies[i].bytes);
 }
 
 /* Returns the command buffer, which is the caller's to submit and release. */

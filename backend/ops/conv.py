@@ -11,7 +11,7 @@ pointwise work that the builder moves into the kernel's store.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backend.graph import Call, TensorSpec
@@ -30,6 +30,7 @@ FEW_TILES = 24  # below so many 64 x 64 tiles, smaller ones keep more of the GPU
 SHALLOW = 8  # below so many products a result, staging does not pay
 LONGEST = 8  # taps in a row: so many are unrolled
 SPAN = 8  # positions of a row that an invocation of conv_lanes sums
+MOST_ITERATIONS = 60000  # of an invocation: llvmpipe ends its loops, without a word, after 65535 of all together
 LARGE = 2**26  # bytes above which products of a transposed convolution are not kept, but gathered from the inputs
 
 
@@ -55,6 +56,21 @@ class Geometry:
     @property
     def depth(self) -> int:
         return self.in_c * math.prod(self.kernel)
+
+    @property
+    def is_deep(self) -> bool:
+        return self.depth > tiles.LONG_DEPTH
+
+    @property
+    def iterations(self) -> int:
+        """Of all loops of an invocation, in the kernel that has most; a loop's last test is one."""
+        height, width = self.kernel
+        return self.in_c * (2 + height * (2 + width))
+
+    @property
+    def run(self) -> int:
+        """Channels whose products are added in a row."""
+        return max(1, tiles.RUN // math.prod(self.kernel))
 
     @property
     def is_pointwise(self) -> bool:
@@ -144,6 +160,9 @@ def _forward(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype
                 x = values.slice_(x, 2 + axis, 0, g.out[axis], g.stride[axis])
         x = b.reshape(x, (g.batch, g.in_c, g.positions))
         return b.reshape(product(b.reshape(weight, (g.out_c, g.in_c)), x, dtype, b), whole)
+    pieces = -(-g.iterations // MOST_ITERATIONS)
+    if b.capabilities.on_processor and pieces > 1 and g.sets == 1:
+        return _in_pieces(-(-g.in_c // pieces), x, weight, g, whole, dtype, b)
     source = b.tensor(x)
     few = g.batch == 1 and g.sets == 1 and g.positions <= FEW_POSITIONS
     if few and g.out_c >= FEW_CHANNELS and g.depth >= SHALLOW:
@@ -160,6 +179,19 @@ def _forward(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype
         columns = values.permute(b.movable(patches), (1, 0))
         return b.reshape(product(b.reshape(weight, (g.out_c, g.depth)), columns, dtype, b), whole)
     return KERNELS[_choose(g, b)](source, weight, g, whole, dtype, b)
+
+
+def _in_pieces(
+    channels: int, x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype: str, b: Builder
+) -> Value:
+    """The sum of the convolutions of so many input channels each."""
+    x, weight = b.movable(x), b.movable(weight)
+    sums = []
+    for first in range(0, g.in_c, channels):
+        count = min(channels, g.in_c - first)
+        some, kernels = (values.slice_(side, 1, first, count) for side in (x, weight))
+        sums.append(b.movable(_forward(some, kernels, replace(g, in_c=count), whole, "float32", b)))
+    return b.pointwise(" + ".join(f"{{{i}}}" for i in range(len(sums))), sums, dtype, whole)
 
 
 def _choose(g: Geometry, b: Builder) -> str:
@@ -204,7 +236,7 @@ def _direct(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype
     blocks, spans = -(-g.out_c // block), -(-g.out[1] // 4) if wide else g.out[1]
     count = g.batch * g.sets * blocks * g.out[0] * spans
     params = {"w_start": kernels.offset, "last_quad": (kernels.offset + kernels.numel) // 4 - 1}
-    params |= {"blocks": blocks, "spans": spans, "count": count}
+    params |= {"blocks": blocks, "spans": spans, "count": count, "run": g.run}
     return b.launch(
         "conv_direct",
         shape=whole,
@@ -217,6 +249,7 @@ def _direct(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype
             "WIDE": wide,
             "SLIDE": wide and g.stride[1] == g.dilation[1] == 1,
             "PACKED": packed,
+            "DEEP": g.is_deep,
         },
     )
 
@@ -231,9 +264,10 @@ def _lanes(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype:
     planes = g.batch * g.sets * blocks
     stride, dilation = g.stride[1], g.dilation[1]
     columns = {j * stride + k * dilation for j in range(span) for k in range(g.kernel[1])}
-    params = {"blocks": blocks, "spans": spans, "picture": picture, "planes": planes}
+    params = {"blocks": blocks, "spans": spans, "picture": picture, "planes": planes, "run": g.run}
     params |= {"w_start": kernels.offset // 4, "last_quad": (kernels.offset + kernels.numel) // 4 - 1}
     constants = {"BLOCK": block, "SPAN": span, "KW": g.kernel[1], "STRIDE": stride, "DILATION": dilation}
+    constants["DEEP"] = g.is_deep
     return b.launch(
         "conv_lanes",
         shape=whole,
@@ -275,7 +309,8 @@ def _tiled(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype:
         params=params
         | {"weight_outer": g.depth, "weight_k": 1, "count": count, "batch": g.batch}
         | {"tiles_m": tiles_m, "tiles_n": tiles_n, "chunk": chunk},
-        constants={"T": block, "a_vec": "k" if vector else "", "TAPS_FIRST": taps_first, "flat": g.is_flat},
+        constants={"T": block, "a_vec": "k" if vector else "", "TAPS_FIRST": taps_first, "flat": g.is_flat}
+        | {"RUN": tiles.RUN if g.is_deep else 0},
     )
 
 

@@ -8,12 +8,10 @@ very many columns (an output head), whose workgroups would do it all again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
+from backend.ops.normed import Rows, pending_norm, unnormed
 from backend.runtime import value as values
-from backend.runtime.builder import Builder, Launch, Vector
-from backend.runtime.value import Pending, Value
+from backend.runtime.builder import Builder
+from backend.runtime.value import Value
 
 MOST_ROWS = 4
 MOST_COLUMNS = 8192
@@ -21,15 +19,6 @@ MOST_COST = 16  # operations an element
 
 
 NO_NORM = {"norm": "", "norm_weight": False, "norm_bias": False}
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Operand `a` of a gemv kernel: what is read for it, with the parameters and constants that say how."""
-
-    reads: dict[str, Any]
-    params: dict[str, Any]
-    constants: dict[str, Any]
 
 
 def spends_arithmetic(cols: int, b: Builder) -> bool:
@@ -45,37 +34,13 @@ def fused_rows(x: Value, rows: int, cols: int, b: Builder) -> Rows | None:
     depth = x.shape[-1]
     if rows > MOST_ROWS or depth % 4 or not spends_arithmetic(cols, b):
         return None
-    if isinstance(x.root, Pending):
-        return _normed(x.root.launch, rows, depth, b)
+    norm = pending_norm(x)
+    if norm is not None:
+        found = unnormed(norm, b)
+        return found and Rows(found.reads, found.params, {"a_vec": True, **found.constants})
     if x.tensor is not None or x.pending is not None or values.cost(x.root) > MOST_COST:
         return None
     flat = values.reshape(x, (rows, depth))
     if flat is None:
         return None
     return Rows({"a": flat}, {"a_start": 0, "a_outer": depth, "a_k": 1}, {"a_vec": False, **NO_NORM})
-
-
-def _normed(launch: Launch, rows: int, depth: int, b: Builder) -> Rows | None:
-    """The rows of a norm's input, the norm left to the product."""
-    made = launch.constants
-    if launch.template != "norm" or launch.done is not None or launch.dtype != "float32":
-        return None
-    if made["writes"] != "out" or made["channels"] or launch.params["n"] != depth:
-        return None
-    source = launch.reads["x"]
-    if not isinstance(source, Value) or source.dtype != "float32" or source.pending:
-        return None
-    tensor = b.contiguous(source)
-    reads: dict[str, Any] = {"a": tensor}
-    for name in ("weight", "bias"):
-        if made[name]:
-            factor = launch.reads[name]
-            assert isinstance(factor, Value)
-            reads[f"norm_{name}"] = b.contiguous(factor)
-    if any(read.offset % 4 or read.dtype != "float32" for read in reads.values()):
-        return None
-    params = {"a_start": tensor.offset, "a_outer": depth, "a_k": 1, "eps": launch.params["eps"]}
-    params |= {f"{name}_start": read.offset for name, read in reads.items() if name != "a"}
-    constants = {"a_vec": True, "norm": "rms" if made["rms"] else "layer"}
-    constants |= {"norm_weight": made["weight"], "norm_bias": made["bias"]}
-    return Rows({name: Vector(read) for name, read in reads.items()}, params, constants)

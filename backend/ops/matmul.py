@@ -1,9 +1,10 @@
 """Matrix products: linear, mm, addmm, bmm, baddbmm, mv, dot, matmul.
 
 All are one product [batch…, M, K] × [batch…, K, N] over strides: transposed, sliced and broadcast operands are read
-where they lie. The kernel is chosen by shape: `matmul_small` (one invocation a result), `gemv` (at most 16 rows, or
-columns), `gemm_wide` (large tiles, on GPUs), or `gemm` (tiles, on processors and for integers). Bias, alpha and beta
-are pointwise work that the builder moves into the product's store.
+where they lie. The kernel is chosen by shape: `matmul_small` (one invocation a result), `gemm_lanes` (on processors),
+`gemv` (at most 16 rows, or columns), `gemm_wide` (large tiles, on GPUs), or `gemm` (small tiles, for integers and where
+the device has not what those need). Bias, alpha and beta are pointwise work that the builder moves into the product's
+store.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.graph import Call, TensorSpec
-from backend.ops import gemv, tiles
+from backend.ops import gemv, lanes, normed, tiles
 from backend.ops.pointwise import operand
 from backend.ops.registry import FLOATS, INTS, register
 from backend.runtime import value as values
@@ -25,7 +26,6 @@ from backend.runtime.value import Iota, Load, Value
 
 GEMV_ROWS = 8
 FEW_ROWS = 16  # up to so many rows, or columns, a product reads its matrix once
-LONG_DEPTH = 4096  # up to so many products are added one after the other
 FEW_TILES = 24  # below so many 64 × 64 tiles, smaller ones keep more of a GPU busy; a CPU has few cores to keep busy
 FEW_TILES_CPU = 2
 
@@ -102,8 +102,8 @@ def product(left: Value, right: Value, dtype: str, b: Builder) -> Value:
 def _chunk(count: int, narrow: int, depth: int) -> int:
     """How many products are added one after the other. A sum of tens of thousands in a row loses three digits more than
     one in parts (attention between channels, over all positions of a picture). `gemv` adds 64 sums side by side."""
-    chunk = max(LONG_DEPTH // 2, 4 * -(-depth // (4 * tiles.MOST_PARTS)))
-    long = depth > LONG_DEPTH and narrow > FEW_ROWS
+    chunk = max(tiles.RUN, 4 * -(-depth // (4 * tiles.MOST_PARTS)))
+    long = depth > tiles.LONG_DEPTH and narrow > FEW_ROWS
     return chunk if long and count * -(-depth // chunk) <= tiles.MOST_IN_PARTS else depth
 
 
@@ -162,6 +162,16 @@ def _launch(first: Tensor, second: Tensor, shape: Sequence[int], dtype: str, b: 
         return b.launch(
             "matmul_small", shape=shape, dtype=kernel_dtype, reads={"a": first, "b": second}, groups=-(-count // 64),
             params=params, constants=constants,
+        )  # fmt: skip
+    if not integer and lanes.usable(b) and (not few or lanes.fills(batch, rows, cols)):
+        if lanes.turns(rows, cols):
+            a, w, rows, cols, out_strides = w, a, cols, rows, (1, cols)
+        a_vec, b_vec = lanes.along_depth(a.vector_axis(rows, depth)), w.vector_axis(cols, depth)
+        params |= {"out_m": out_strides[0], "out_n": out_strides[1], **a.params("a"), **w.params("b")}
+        return lanes.launch(
+            (batch, rows, cols, depth), shape=shape, dtype=kernel_dtype, b=b, params=params,
+            reads={"a": a.read(bool(a_vec)), "b": w.read(bool(b_vec))},
+            constants={"batch_dims": len(runs), "a_vec": a_vec, "b_vec": b_vec},
         )  # fmt: skip
     if few:
         if rows > cols:  # the transposed product, stored transposed
@@ -274,8 +284,8 @@ def _lower_linear(call: Call, b: Builder) -> Value:
         weight = b.reshape(weight, (1, weight.numel))
     if x.rank == 1:
         x = b.reshape(x, (1, x.numel))
-    result = _fused_gemv(x, weight, out.dtype, b) or product(x, values.permute(weight, (1, 0)), out.dtype, b)
-    result = b.reshape(result, out.shape)
+    result = _fused_gemv(x, weight, out.dtype, b) or _normed_product(x, weight, out.dtype, b)
+    result = b.reshape(result or product(x, values.permute(weight, (1, 0)), out.dtype, b), out.shape)
     bias = call.get("bias")
     return result if bias is None else b.pointwise("({0} + {1})", [result, bias], out.dtype, out.shape)
 
@@ -299,6 +309,30 @@ def _fused_gemv(x: Value, weight: Value, dtype: str, b: Builder) -> Value | None
     return b.launch(
         "gemv", shape=(rows, cols), dtype=dtype, reads={**fused.reads, "b": w.read(True)}, groups=tiles_n,
         params=params | fused.params | w.params("b"), constants={**constants, **fused.constants},
+    )  # fmt: skip
+
+
+def _normed_product(x: Value, weight: Value, dtype: str, b: Builder) -> Value | None:
+    """The product by large tiles of rows that their RMSNorm is still to be done for, where it can do that itself."""
+    cols, depth = weight.shape
+    rows = math.prod(x.shape[:-1])
+    if min(rows, cols) <= FEW_ROWS or depth <= 8 or not tiles.usable(b):
+        return None
+    if weight.tensor is None or _chunk(rows * cols, min(rows, cols), depth) != depth:
+        return None
+    fused = normed.many_rows(x, b)
+    if fused is None:
+        return None
+    sizes = (1, rows, cols, depth)
+    w = Operand(weight.tensor, (), weight.tensor.strides[0], weight.tensor.strides[1])
+    vec = w.vector_axis(cols, depth)
+    return tiles.launch(
+        tiles.choose(sizes, b), sizes, shape=(rows, cols), dtype=dtype, b=b,
+        reads={**fused.reads, "b": w.read(bool(vec))}, params=fused.params | w.params("b"),
+        constants={
+            "batch_dims": 0, "CONV": False, "FLAT": False, "TAPS_FIRST": False,
+            "b_vec": vec, "b_fast": fast_axis(w, vec), **fused.constants,
+        },
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from backend.runtime.value import Value
 
 
 def _softmax_launch(op: str, x: Value, rows: Rows, shape: Sequence[int], dtype: str, b: Any) -> Value:
-    geometry, groups = rows.geometry()
+    geometry, groups = rows.geometry(b)
     keep = held(rows.n, geometry["lanes"])
     return b.launch(
         "softmax",
@@ -85,7 +85,7 @@ def _norm(
 ) -> tuple[Value | None, ...]:
     """The outputs that are used. channels: (groups, channels a group, elements a channel) for weights by channel."""
     x: Value = call["input"]
-    geometry, groups = rows.geometry()
+    geometry, groups = rows.geometry(b)
     keep = held(rows.n, geometry["lanes"])
     reads = {"x": x if keep else reread(x, b)}
     for name in ("weight", "bias"):

@@ -1,10 +1,11 @@
 """Linear layers and embeddings over packed weights of 4 and 8 bits, and activations rounded to 8 bits.
 
 `backend.passes.quantized` makes these operators of what torchao exports; `backend.quantization` says how codes are
-packed. A quantized linear is the product of `matmul` with another way of loading the weight: `gemv_codes` for at most
-8 rows, `gemm_wide` or `gemm` with the loader of codes.wgsl above. Weights stay packed on the GPU. In dynamic modes the
-activations are rounded to what 8 bits and the row's scale can hold (`zoo.round_rows`), as torchao's eager mode does,
-and the product is computed in f32, as there; in those of the PT2E flow, one scale holds for all (`zoo.round_tensor`).
+packed. A quantized linear is the product of `matmul` with another way of loading the weight: `gemm_lanes` on
+processors, `gemv_codes` for at most 8 rows, `gemm_wide` or `gemm`, with the loader of codes.wgsl. Weights stay packed
+on the GPU. In dynamic modes the activations are rounded to what 8 bits and the row's scale can hold
+(`zoo.round_rows`), as torchao's eager mode does, and the product is computed in f32, as there; in those of the PT2E
+flow, one scale holds for all (`zoo.round_tensor`).
 
 zoo.quantized_linear     input [..., K], weight int32 [N, words], scale [N, K / group], zero_point? int, bias? [N],
                          bits, group → [..., N]
@@ -21,7 +22,7 @@ import math
 from typing import Any
 
 from backend.graph import Call, TensorSpec
-from backend.ops import gemv, registry, tiles
+from backend.ops import gemv, lanes, normed, registry, tiles
 from backend.ops.matmul import Operand, fast_axis, in_memory, product, tile_block
 from backend.ops.registry import FLOATS, INTS, WIDE_INTS, register
 from backend.quantization import RANGES, group_refusal, row_words
@@ -113,24 +114,28 @@ def _lower_linear(call: Call, b: Builder) -> Value:
         reads, params, has_zero = _weight_reads(call, depth, b)
         params |= {"rows": rows, "cols": cols, "depth": depth, **fused.params}
         return _with_bias(_few_rows(fused.reads | reads, params, bits, has_zero, fused.constants, out, b), bias, out, b)
+    fused = normed.many_rows(x, b) if rows > GEMV_ROWS and tiles.usable(b) else None
+    if fused is not None:
+        return _with_bias(_many_rows((rows, cols, depth), fused, call, b), bias, out, b)
     tensor = in_memory(b.reshape(x, (rows, depth)), b)
     a = Operand(tensor, (), tensor.strides[0], tensor.strides[1])
     vec = a.vector_axis(rows, depth)
     reads, params, has_zero = _weight_reads(call, depth, b)
     params |= {"rows": rows, "cols": cols, "depth": depth, **a.params("a")}
-    if rows <= GEMV_ROWS:
+    on_lanes = lanes.usable(b) and (rows > GEMV_ROWS or lanes.fills(1, rows, cols))
+    if rows <= GEMV_ROWS and not on_lanes:
         is_vec = vec == "k" and depth % (32 // bits) == 0
         constants = {"a_vec": is_vec, **gemv.NO_NORM}
         result = _few_rows({"a": a.read(is_vec), **reads}, params, bits, has_zero, constants, out, b)
     elif tiles.usable(b):
-        sizes = (1, rows, cols, depth)
-        result = tiles.launch(
-            tiles.choose(sizes, b), sizes, shape=(rows, cols), dtype=out.dtype,
-            reads={"a": a.read(bool(vec)), **reads}, params=params | {"b_start": 0},
-            constants={
-                "batch_dims": 0, "CONV": False, "FLAT": False, "TAPS_FIRST": False, "a_vec": vec, "b_vec": "codes",
-                "a_fast": fast_axis(a, vec), "b_fast": "k", "b_bits": bits, "has_zero": has_zero,
-            }, b=b,
+        plain = normed.Rows({"a": a.read(bool(vec))}, a.params("a"), {"a_vec": vec, "a_fast": fast_axis(a, vec)})
+        result = _many_rows((rows, cols, depth), plain, call, b)
+    elif on_lanes:
+        vec = lanes.along_depth(vec)
+        result = lanes.launch(
+            (1, rows, cols, depth), shape=(rows, cols), dtype=out.dtype, reads={"a": a.read(bool(vec)), **reads},
+            params=params | {"b_start": 0}, b=b,
+            constants={"batch_dims": 0, "a_vec": vec, "b_bits": bits, "has_zero": has_zero},
         )  # fmt: skip
     else:
         block = tile_block(1, rows, cols, b)
@@ -155,6 +160,19 @@ def _few_rows(
     return b.launch(
         "gemv_codes", shape=(params["rows"], params["cols"]), dtype=out.dtype, reads=reads, params=params,
         constants=constants | rows, groups=-(-params["cols"] // 4),
+    )  # fmt: skip
+
+
+def _many_rows(sizes: tuple[int, int, int], side: normed.Rows, call: Call, b: Builder) -> Value:
+    """The product by large tiles; sizes: rows, cols, depth."""
+    reads, params, has_zero = _weight_reads(call, sizes[-1], b)
+    return tiles.launch(
+        tiles.choose((1, *sizes), b), (1, *sizes), shape=sizes[:2], dtype=call.outputs[0].dtype, b=b,
+        reads=side.reads | reads, params=side.params | params | {"b_start": 0},
+        constants={
+            "batch_dims": 0, "CONV": False, "FLAT": False, "TAPS_FIRST": False, "b_vec": "codes", "b_fast": "k",
+            "b_bits": call["bits"], "has_zero": has_zero, **side.constants,
+        },
     )  # fmt: skip
 
 

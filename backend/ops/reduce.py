@@ -35,7 +35,7 @@ def _reduce(op: str, x: Value, axes: list[int], shape: tuple[int, ...], dtype: s
     cut = rows.chunks()
     if cut is not None:
         parts, params = cut
-        geometry, groups = parts.geometry()
+        geometry, groups = parts.geometry(b)
         first = "sum" if op == "mean" else op
         rows = Rows(rows.outer, params["splits"], rows.inner)
         x = b.launch(
@@ -47,7 +47,7 @@ def _reduce(op: str, x: Value, axes: list[int], shape: tuple[int, ...], dtype: s
             constants={**geometry, "op": first, "type": COMPUTE[dtype], "split": True},
             groups=groups,
         )
-    geometry, groups = rows.geometry()
+    geometry, groups = rows.geometry(b)
     return b.launch(
         "reduce",
         shape=shape,
@@ -183,7 +183,7 @@ def _arg(x: Value, axes: list[int], lowest: bool, pair: bool, b: Any) -> dict[st
     cut = rows.chunks()
     if cut is not None:
         parts, params = cut
-        geometry, groups = parts.geometry()
+        geometry, groups = parts.geometry(b)
         rows = Rows(rows.outer, params["splits"], rows.inner)
         shape = (rows.outer, rows.n, rows.inner)
         targets = {"values": b.temp(shape, x.dtype), "indices": b.temp(shape, "int64")}
@@ -196,7 +196,7 @@ def _arg(x: Value, axes: list[int], lowest: bool, pair: bool, b: Any) -> dict[st
             groups=groups,
         )
         reads = {"x": values.of_tensor(targets["values"]), "at": values.of_tensor(targets["indices"])}
-    geometry, groups = rows.geometry()
+    geometry, groups = rows.geometry(b)
     constants |= {**geometry, "pair": pair, "split": False, "second": cut is not None}
     return {"reads": reads, "params": rows.params(), "constants": constants, "groups": groups}
 
@@ -256,7 +256,7 @@ def _lower_var(root: bool) -> Callable[[Call, Any], Any]:
             return None, _reduce("mean", x, axes, mean.shape, mean.dtype, b)
         correction = _correction(call)
         x, rows = rows_of(x, axes, b)
-        geometry, groups = rows.geometry()
+        geometry, groups = rows.geometry(b)
         launch = {
             "reads": {"x": reread(x, b)},
             "params": {**rows.params(), "divisor": float(max(0.0, n - correction))},
@@ -341,7 +341,7 @@ def _lower_scan(op: str) -> Callable[[Call, Any], Value]:
         x: Value = call["self"]
         x = values.cast(x, out.dtype if is_float or x.dtype not in FLOATS else "int64")
         x, rows = rows_of(x, [normalize_axis(call["dim"], x.rank)], b)
-        geometry, groups = rows.geometry()
+        geometry, groups = rows.geometry(b)
         result = b.launch(
             "scan",
             shape=out.shape,

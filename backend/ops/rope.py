@@ -18,7 +18,7 @@ from typing import Any
 from backend.graph import Call
 from backend.ops.index import position_to_write, updatable
 from backend.ops.registry import FLOATS, WIDE_INTS, dtypes, register
-from backend.ops.rows import Rows, reread
+from backend.ops.rows import Rows, held, reread
 from backend.runtime import value as values
 from backend.runtime.value import Value
 
@@ -91,9 +91,10 @@ def _lower_cache(call: Call, b: Any) -> tuple[Value, ...]:
     batch, positions, heads, width = call.outputs[0].shape
     kv_heads, capacity = keys.shape[1:3]
     rows = Rows(batch * positions * (heads + 2 * kv_heads), width, 1)
-    geometry, groups = rows.geometry()
+    geometry, groups = rows.geometry(b)
     index = position_to_write(call["index"], capacity, b)
-    reads = {"x": reread(x, b), "index": index}
+    keep = held(width // 2, geometry["lanes"])
+    reads = {"x": x if keep else reread(x, b), "index": index}
     for name in ("cos", "sin"):
         reads[name] = b.reshape(call[name], (positions, width))
     if call.get("weight") is not None:
@@ -101,7 +102,7 @@ def _lower_cache(call: Call, b: Any) -> tuple[Value, ...]:
     targets = {"query": b.temp(call.outputs[0].shape, call.outputs[0].dtype)}
     targets |= {name: updatable(call[name], b, output) for output, name in ((1, "keys"), (2, "values"))}
     params = {**rows.params(), "positions": positions, "heads": heads, "kv_heads": kv_heads, "capacity": capacity}
-    constants = {**geometry, "norm": call.get("eps") is not None, "weight": "weight" in reads}
+    constants = {**geometry, "norm": call.get("eps") is not None, "weight": "weight" in reads, "held": keep}
     b.launch_into(
         "rope_cache",
         targets=targets,

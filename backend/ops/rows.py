@@ -19,6 +19,9 @@ _SPLIT_LENGTH, _CHUNK, _FEW_ROWS, _MAX_SPLITS = 8192, 2048, 64, 256
 
 MAX_HELD = 16  # elements that a lane keeps in registers between passes
 _WIDE, _NARROW = 256, 64  # workgroup sizes: WebGPU guarantees 256 invocations
+# On a processor, lanes -> the longest row that they take. Lanes wait for each other at barriers, which cost more there
+# than what more lanes would share out; long rows have more all the same, for sums of thousands in a row lose digits.
+_LONGEST = {1: 32, 4: 512, 8: 2048, 16: 8192, 64: 2**18, 256: math.inf}
 
 
 @dataclass(frozen=True)
@@ -43,17 +46,27 @@ class Rows:
         parts = Rows(self.outer * splits, chunk, self.inner)
         return parts, {**parts.params(), "n": self.n, "chunk": chunk, "splits": splits}
 
-    def geometry(self) -> tuple[dict[str, Any], int]:
-        """(constants workgroup, lanes, minor; number of groups)."""
+    def geometry(self, b: Any) -> tuple[dict[str, Any], int]:
+        """(constants workgroup, lanes, minor, flat; number of groups)."""
         n = self.n
-        if self.inner > 1:
+        flat = wants_few_lanes(b)
+        if flat:
+            lanes = next(lanes for lanes, longest in _LONGEST.items() if n <= longest)
+            workgroup = max(_NARROW, lanes)
+        elif self.inner > 1:
             lanes = 1 if n <= 32 else 4 if n <= 128 else 16
             workgroup = _NARROW if lanes == 1 else _WIDE
         else:
             lanes = 1 if n <= 4 else 8 if n <= 64 else 64 if n <= 512 else 256
             workgroup = max(_NARROW, lanes)
         groups = -(-self.count // (workgroup // lanes))
-        return {"workgroup": workgroup, "lanes": lanes, "minor": self.inner > 1}, groups
+        return {"workgroup": workgroup, "lanes": lanes, "minor": self.inner > 1, "flat": flat}, groups
+
+
+def wants_few_lanes(b: Any) -> bool:
+    """Whether barriers cost this device more than idle lanes do: it is a processor."""
+    on_processor: bool = b.capabilities.on_processor
+    return on_processor
 
 
 def held(n: int, lanes: int) -> int:

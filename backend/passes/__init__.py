@@ -12,6 +12,8 @@ from collections.abc import Callable
 from backend.graph import Graph
 from backend.passes.attention import fuse_attention, group_heads
 from backend.passes.cache import fuse_rope_cache
+from backend.passes.gated import fuse_swiglu
+from backend.passes.linears import join_linears
 from backend.passes.norms import fuse_rms_norm, fuse_silu
 from backend.passes.quantized import fuse_quantized
 from backend.passes.rope import fuse_rope
@@ -23,10 +25,12 @@ PASSES: tuple[Pass, ...] = (
     inline_scalars,
     remove_no_ops,
     fuse_quantized,
+    join_linears,
     fuse_attention,
     group_heads,
     fuse_rms_norm,
     fuse_silu,
+    fuse_swiglu,
     fuse_rope,
     fuse_rope_cache,
 )

@@ -16,7 +16,7 @@ from backend.expr import evaluate
 from backend.graph import ITEM_BYTES, BlobError, Call, Graph, Node, Ref, ShapeError, TensorSpec, map_arg
 from backend.runtime import value as values
 from backend.runtime.codegen import Source
-from backend.runtime.device import WRITE
+from backend.runtime.device import UNIFORM, WRITE
 from backend.runtime.errors import DeviceError
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer, Tensor, contiguous_strides
 from backend.runtime.value import Apply, Expression, Load, Pending, Value
@@ -26,6 +26,8 @@ MAX_FUSED_COST = 64
 POINTWISE_WORKGROUP = 256
 POINTWISE_ITEMS = 4
 POINTWISE_MANY = 2**20
+POINTWISE_SOME = 2**16
+POINTWISE_CHEAP = 4  # operations an element
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ class Dispatch:
     params: bytes
     groups: tuple[int, int, int]
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of the bindings, in order."""
+        return (*(access for _, access in self.slots), UNIFORM)
+
 
 @dataclass
 class Lowered:
@@ -92,10 +99,17 @@ class Lowered:
 class Builder:
     """`lower_graph` drives it; an op's `lower` gets it with a `Call` of values."""
 
-    def __init__(self, graph: Graph, env: Mapping[str, int], capabilities: Capabilities):
+    def __init__(
+        self,
+        graph: Graph,
+        env: Mapping[str, int],
+        capabilities: Capabilities,
+        emitted: Callable[[Dispatch], None] | None = None,
+    ):
         self.graph = graph
         self.env = env
         self.capabilities = capabilities
+        self.emitted = emitted
         self.dispatches: list[Dispatch] = []
         self.live: dict[int, Value] = {}
         self.remaining = graph.use_counts()
@@ -209,21 +223,28 @@ class Builder:
             self._dispatch(pending.launch, {"out": target}, {} if plain else {"out": value})
             pending.launch.done = target if plain else None
             return
-        # A large copy is bound by how many reads are under way; a processor has no use for that.
-        many = value.numel >= POINTWISE_MANY and not self.capabilities.on_processor
-        items = POINTWISE_ITEMS if many else 1
-        groups = -(-value.numel // (POINTWISE_WORKGROUP * items))
+        workgroup, items = self._pointwise_geometry(value)
+        groups = -(-value.numel // (workgroup * items))
         record = Launch(
             "pointwise",
             {"x": value},
             {"count": value.numel},
-            {"workgroup": POINTWISE_WORKGROUP, "items": items},
+            {"workgroup": workgroup, "items": items},
             groups,
             (),
             "",
             self._label("pointwise"),
         )
         self._dispatch(record, {"out": target}, {})
+
+    def _pointwise_geometry(self, value: Value) -> tuple[int, int]:
+        """(invocations of a group, elements of an invocation) of a kernel of nothing but pointwise work."""
+        if not self.capabilities.on_processor:
+            # A large copy is bound by how many reads are under way.
+            return POINTWISE_WORKGROUP, POINTWISE_ITEMS if value.numel >= POINTWISE_MANY else 1
+        # A processor spends more on an invocation than on an element that costs little.
+        cheap = value.numel >= POINTWISE_SOME and values.cost(value.root) <= POINTWISE_CHEAP
+        return (POINTWISE_WORKGROUP // 4, 4 * POINTWISE_ITEMS) if cheap else (POINTWISE_WORKGROUP, 1)
 
     def raw_constant(self, value: Value) -> Tensor:
         """A constant's own bytes as a u32 array (packed weights)."""
@@ -437,6 +458,8 @@ class Builder:
         clash = [buffer.label for buffer, access in slots if access != WRITE and id(buffer) in written]
         assert not clash, f"{launch.label} reads and writes {clash[0]}"
         self.dispatches.append(Dispatch(launch.label, launch.template, code, slots, source.param_bytes(), groups))
+        if self.emitted is not None:
+            self.emitted(self.dispatches[-1])
 
     def _fit_bindings(self, reads: dict[str, Value | Tensor | Vector], targets: int) -> None:
         """Realises inlined reads, widest first, until the kernel's bindings fit the device's limit."""
@@ -470,12 +493,17 @@ def fold(groups: int) -> tuple[int, int, int]:
     return -(-groups // rows), rows, 1
 
 
-def lower_graph(graph: Graph, env: Mapping[str, int], capabilities: Capabilities) -> Lowered:
-    """The dispatches of `graph` with its symbols bound to `env`.
+def lower_graph(
+    graph: Graph,
+    env: Mapping[str, int],
+    capabilities: Capabilities,
+    emitted: Callable[[Dispatch], None] | None = None,
+) -> Lowered:
+    """The dispatches of `graph` with its symbols bound to `env`; `emitted` is told of each as soon as it is known.
 
     Raises `ShapeError` for sizes that do not work out and `BlobError` for nodes whose arguments make no sense.
     """
-    builder = Builder(graph, env, capabilities)
+    builder = Builder(graph, env, capabilities, emitted)
     try:
         return builder.run()
     except (ShapeError, BlobError, DeviceError):

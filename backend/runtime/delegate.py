@@ -105,7 +105,10 @@ class Delegate:
             key = (tuple(shapes), tuple(sizes))
             plan = self._plans.get(key)
             if plan is None:
-                plan = Plan(lower_graph(self.graph, env, capabilities(device)), self._resources)
+                can = capabilities(device)
+                with device.compiling() as compile_soon:
+                    lowered = lower_graph(self.graph, env, can, lambda d: compile_soon(d.code, d.kinds, d.label))
+                plan = Plan(lowered, self._resources)
                 self._plans[key] = plan
                 if len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)
@@ -158,9 +161,9 @@ class DelegateResources:
         self._constants: dict[str, Any] = {}
         self._constant_bytes = constant_bytes
         self._states = states
+        self._planned = False
         self._by_constant = {spec.constant: spec for spec in graph.values if spec.is_constant}
         self._by_state = {spec.state: spec for spec in graph.values if spec.state is not None}
-        self._scratch: dict[int, list[Any]] = {}
 
     def stored(self, buffer: Buffer, keep: bool = True) -> Any:
         if buffer.kind == "state":
@@ -183,23 +186,8 @@ class DelegateResources:
         return to_storage(np.frombuffer(data, dtype=spec.dtype), spec.dtype, f"weight {spec.constant}")
 
     def scratch(self, sizes: Sequence[int]) -> list[Any]:
-        taken: dict[int, int] = {}
-        buffers = []
-        for size in sizes:
-            rounded = size_class(size)
-            pool = self._scratch.setdefault(rounded, [])
-            index = taken.get(rounded, 0)
-            taken[rounded] = index + 1
-            if index == len(pool):
-                pool.append(self.device.buffer(rounded, "scratch"))
-            buffers.append(pool[index])
-        return buffers
-
-
-def size_class(size: int) -> int:
-    """Sizes rounded up by at most an eighth, so that plans of near shapes share scratch buffers."""
-    step = max(256, 1 << max(0, size.bit_length() - 4))
-    return -(-size // step) * step
+        first, self._planned = not self._planned, True
+        return self._states.scratch(self.device, sizes, exact=first)
 
 
 def capabilities(device: Device) -> Capabilities:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import wgpu
@@ -87,6 +88,7 @@ class Device:
         self.limits = {name.replace("_", "-"): value for name, value in self.handle.limits.items()}
         self._pipelines: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._layouts: dict[tuple[str, ...], tuple[Any, Any]] = {}
+        self._layout_lock = threading.Lock()
         self._fence: Any = None  # a small buffer that `flush` reads
         self._staged = 0  # bytes written since staging memory was last freed
 
@@ -153,14 +155,18 @@ class Device:
     def layout(self, slots: Sequence[str]) -> tuple[Any, Any]:
         """(bind group layout, pipeline layout) for slots of kinds READ, WRITE, UNIFORM."""
         key = tuple(slots)
-        if key not in self._layouts:
-            entries = [
-                {"binding": index, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kind}}
-                for index, kind in enumerate(key)
-            ]
-            group = self.handle.create_bind_group_layout(entries=entries)
-            self._layouts[key] = (group, self.handle.create_pipeline_layout(bind_group_layouts=[group]))
-        return self._layouts[key]
+        with self._layout_lock:
+            if key not in self._layouts:
+                self._layouts[key] = self._create_layout(key)
+            return self._layouts[key]
+
+    def _create_layout(self, slots: tuple[str, ...]) -> tuple[Any, Any]:
+        entries = [
+            {"binding": index, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kind}}
+            for index, kind in enumerate(slots)
+        ]
+        group = self.handle.create_bind_group_layout(entries=entries)
+        return group, self.handle.create_pipeline_layout(bind_group_layouts=[group])
 
     def pipeline(self, code: str, slots: Sequence[str], label: str) -> Any:
         """The compute pipeline of `code` (entry point `main`), compiled once a device."""
@@ -169,23 +175,24 @@ class Device:
             self._pipelines[key] = self.guard(f"compiling {label}", self._compile, code, key[1], label)
         return self._pipelines[key]
 
-    def compile_ahead(self, wanted: Iterable[tuple[str, Sequence[str], str]]) -> None:
-        """Compiles the pipelines of (code, slots, label) that are not there yet, side by side.
+    @contextmanager
+    def compiling(self) -> Iterator[Callable[[str, Sequence[str], str], None]]:
+        """Gives a function of (code, slots, label) that has pipelines compiled side by side while the block goes on.
 
-        One that fails is left to `pipeline`, which says why.
+        All are there at the end of the block. It makes no call of wgpu of its own: the library may tell one thread of
+        another's failure. A pipeline that fails is left to `pipeline`, which says why.
         """
-        missing = {(code, tuple(slots)): label for code, slots, label in wanted}
-        missing = {key: label for key, label in missing.items() if key not in self._pipelines}
-        if len(missing) < 2:
-            return
-        for _, slots in missing:
-            self.layout(slots)
-        with ThreadPoolExecutor(min(len(missing), COMPILERS)) as pool:
-            try:
-                made = list(pool.map(lambda key: self._compile(key[0], key[1], missing[key]), missing))
-            except (wgpu.GPUError, RuntimeError):
-                return  # the library may have told one thread of another's failure: none of these is trusted
-        self._pipelines.update(zip(missing, made, strict=True))
+        jobs: dict[tuple[str, tuple[str, ...]], Future[Any]] = {}
+        with ThreadPoolExecutor(COMPILERS) as pool:  # starts threads as they are needed
+
+            def compile_soon(code: str, slots: Sequence[str], label: str) -> None:
+                key = (code, tuple(slots))
+                if key not in self._pipelines and key not in jobs:
+                    jobs[key] = pool.submit(self._compile, *key, label)
+
+            yield compile_soon
+        with suppress(wgpu.GPUError, RuntimeError):  # of which thread is unknown: then none of these is trusted
+            self._pipelines.update({key: job.result() for key, job in jobs.items()})
 
     def _compile(self, code: str, slots: tuple[str, ...], label: str) -> Any:
         module = self.handle.create_shader_module(code=code, label=label)

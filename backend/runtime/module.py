@@ -100,17 +100,21 @@ class Module:
     def plan(self, method: str, *arrays: np.ndarray | DeviceTensor) -> dict[str, Any]:
         """What the GPU runtime decides for inputs of these shapes, without running it.
 
-        {"dispatches": int, "buffer_bytes": int, "weight_bytes": int, "kernels": [one label a dispatch, in order]}.
+        {"dispatches": int, "buffer_bytes": int, "bound_bytes": int, "weight_bytes": int, "kernels": [one label a
+        dispatch, in order]}. buffer_bytes: of inputs and intermediate values, in memory that methods share;
+        bound_bytes: the most of them that are live at one time. Of several delegates, the largest counts for both.
         Raises as `run` does.
         """
         with self._lock:
             info = self._open().methods[method]
             values = _given(info, arrays)
-            told: dict[str, Any] = {"dispatches": 0, "buffer_bytes": 0, "weight_bytes": 0, "kernels": []}
+            told: dict[str, Any] = dict.fromkeys(("dispatches", "buffer_bytes", "bound_bytes", "weight_bytes"), 0)
+            told["kernels"] = []
             for call, delegate in zip(info.calls, self._load(info), strict=True):
                 plan = delegate.plan([_array(index, info, values).shape for index in call.inputs])
                 told["dispatches"] += len(plan.steps)
-                told["buffer_bytes"] += plan.buffer_bytes
+                told["buffer_bytes"] = max(told["buffer_bytes"], plan.buffer_bytes)
+                told["bound_bytes"] = max(told["bound_bytes"], plan.bound_bytes)
                 told["weight_bytes"] += delegate.weight_bytes
                 told["kernels"] += [step.label for step in plan.steps]
                 for index, tensor in zip(call.outputs, plan.outputs, strict=True):

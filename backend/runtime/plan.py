@@ -1,7 +1,8 @@
 """A plan: one graph at concrete shapes, with memory assigned and pipelines ready, replayed at every call.
 
-Temporary buffers share memory by lifetime. What depends on constants alone is computed once, when the plan is made,
-and kept with the delegate's resources for the plans of other shapes; constants that nothing else reads are let go.
+Inputs and temporary buffers share memory by lifetime (`memory`). What depends on constants alone is computed once, when
+the plan is made, and kept with the delegate's resources for the plans of other shapes; constants that nothing else
+reads are let go.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import numpy as np
 import wgpu
 
 from backend.runtime.builder import Dispatch, Lowered
-from backend.runtime.device import UNIFORM, WRITE, Device
+from backend.runtime.device import WRITE, Device
 from backend.runtime.device_tensor import DeviceTensor, Readback
+from backend.runtime.memory import assign_memory
 from backend.runtime.replay import Copy, Mapping, Step, Table, record, submit, timed
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer, Tensor
 
@@ -40,17 +42,17 @@ class Resources(Protocol):
         """The GPU buffer of a constant or a state. Without `keep` a new one of a constant is not held on to."""
 
     def scratch(self, sizes: Sequence[int]) -> list[Any]:
-        """Distinct GPU buffers of at least these sizes; other plans may use the same ones."""
+        """Distinct GPU buffers of at least these sizes; plans of any method of the program may use the same ones."""
 
 
 @dataclass(frozen=True)
 class _Readout:
     """How some of the outputs come to the host: where each lies in staging memory, and such memory for the next calls.
 
-    `entries`: (GPU buffer, or None for an empty output, byte offset, live bytes).
+    `entries`: ((GPU buffer, or None for an empty output, byte offset there), byte offset here, live bytes).
     """
 
-    entries: list[tuple[Any, int, int]]
+    entries: list[tuple[tuple[Any, int], int, int]]
     nbytes: int
     spare: deque[Any] = field(default_factory=lambda: deque(maxlen=_MOST_SPARE))
 
@@ -63,22 +65,25 @@ class Plan:
         self.outputs = lowered.outputs
         static = _static_dispatches(lowered.dispatches)
         dynamic = [d for d in lowered.dispatches if id(d) not in static]
-        self._memory: dict[int, Any] = {}
+        self._memory: dict[int, Any] = {}  # buffer id -> a GPU buffer of its own
+        self._places: dict[int, tuple[Any, int]] = {}  # buffer id -> a GPU buffer that others are in too, and where
         memory = self._memory
-        self._input_buffers = [self.device.buffer(buffer.nbytes, buffer.label) for buffer in lowered.inputs]
-        for buffer, handle in zip(lowered.inputs, self._input_buffers, strict=True):
-            memory[id(buffer)] = handle
         for dispatch in dynamic:
             for buffer, _ in dispatch.slots:
                 if buffer.kind in ("constant", "state") and id(buffer) not in memory:
                     memory[id(buffer)] = resources.stored(buffer)
         with self.device.lock:
             self._compute_static(lowered, [d for d in lowered.dispatches if id(d) in static], resources)
-        slots, sizes = assign_slots(dynamic, [tensor.buffer for tensor in self.outputs])
-        scratch = resources.scratch(sizes)
-        for key, slot in slots.items():
-            memory.setdefault(key, scratch[slot])
-        self.buffer_bytes = sum(sizes) + sum(buffer.nbytes for buffer in lowered.inputs)
+        layout = assign_memory(
+            *(dynamic, lowered.inputs, [tensor.buffer for tensor in self.outputs], memory),
+            alignment=self.device.limit("min-storage-buffer-offset-alignment"),
+            most=min(map(self.device.limit, ("max-storage-buffer-binding-size", "max-buffer-size"))),
+        )
+        arenas = resources.scratch(layout.arenas)
+        self._places = {key: (arenas[arena], offset) for key, (arena, offset) in layout.places.items()}
+        self.buffer_bytes, self.bound_bytes = layout.nbytes, layout.bound
+        # None: an input that nothing reads.
+        self._inputs = [(self._places.get(id(buffer)), buffer.nbytes) for buffer in lowered.inputs]
         self._table = Table(self._prepare(dynamic))
         self.steps = self._table.steps
         self._readouts: dict[tuple[int, ...], _Readout] = {}
@@ -125,19 +130,20 @@ class Plan:
             blob.extend(dispatch.params)
         uniforms = self.device.buffer(len(blob), "uniforms", wgpu.BufferUsage.UNIFORM)
         self.device.write(uniforms, blob)
-        kinds_of = [[*(access for _, access in dispatch.slots), UNIFORM] for dispatch in dispatches]
-        self.device.compile_ahead((d.code, kinds, d.label) for d, kinds in zip(dispatches, kinds_of, strict=True))
         steps = []
-        for dispatch, kinds, offset in zip(dispatches, kinds_of, offsets, strict=True):
+        for dispatch, offset in zip(dispatches, offsets, strict=True):
             resources = []
             for buffer, _ in dispatch.slots:
-                handle = self._memory[id(buffer)]
-                resources.append((handle, 0, max(4, (buffer.nbytes + 3) // 4 * 4)))
+                resources.append((*self._place(buffer), max(4, (buffer.nbytes + 3) // 4 * 4)))
             resources.append((uniforms, offset, len(dispatch.params)))
-            pipeline = self.device.pipeline(dispatch.code, kinds, dispatch.label)
-            group = self.device.bind_group(kinds, resources)
+            pipeline = self.device.pipeline(dispatch.code, dispatch.kinds, dispatch.label)
+            group = self.device.bind_group(dispatch.kinds, resources)
             steps.append(Step(dispatch.label, dispatch.template, pipeline, group, dispatch.groups))
         return steps
+
+    def _place(self, buffer: Buffer) -> tuple[Any, int]:
+        """The GPU buffer that holds it, and the byte offset in there."""
+        return self._places.get(id(buffer)) or (self._memory[id(buffer)], 0)
 
     # -- running
 
@@ -178,13 +184,13 @@ class Plan:
             staging = _pop(readout.spare) if readout.nbytes else None
             if staging is None and readout.nbytes:
                 staging = _staging(self.device, readout.nbytes)
-            after = [Copy(source, staging, at, _padded(live)) for source, at, live in readout.entries if live]
+            after = [Copy(*source, staging, at, _padded(live)) for source, at, live in readout.entries if live]
             kept = []
             for tensor, spare in zip(self.outputs if keep else (), self._kept, strict=False):
                 live = _live_bytes(tensor)
                 kept.append(_pop(spare) or self.device.buffer(live, "a result"))
                 if live:
-                    after.append(Copy(self._memory[id(tensor.buffer)], kept[-1], 0, _padded(live)))
+                    after.append(Copy(*self._place(tensor.buffer), kept[-1], 0, _padded(live)))
             submission = self._submit(self._table, before, after)
             mapping = Mapping(self.device, staging, readout.nbytes, submission) if staging is not None else None
         layout = [
@@ -194,22 +200,24 @@ class Plan:
         return kept, Readback(self.device, mapping, layout, readout.spare)
 
     def _read_out(self, fetch: tuple[int, ...]) -> _Readout:
-        entries: list[tuple[Any, int, int]] = []
+        entries: list[tuple[tuple[Any, int], int, int]] = []
         total = 0
         for tensor in (self.outputs[position] for position in fetch):
             live = _live_bytes(tensor)
-            entries.append((self._memory[id(tensor.buffer)] if live else None, total, live))
+            entries.append((self._place(tensor.buffer) if live else (None, 0), total, live))
             total += -(-live // 8) * 8
         return _Readout(entries, total)
 
     def _upload(self, inputs: Sequence[np.ndarray | DeviceTensor]) -> list[Copy]:
         """Writes arrays; what is on the GPU is left for the copies that it returns."""
         copies = []
-        for buffer, given in zip(self._input_buffers, inputs, strict=True):
+        for (place, nbytes), given in zip(self._inputs, inputs, strict=True):
+            if place is None:
+                continue
             if isinstance(given, DeviceTensor):
-                copies.append(Copy(given.buffer, buffer, 0, buffer.size))
+                copies.append(Copy(given.buffer, 0, *place, max(4, _padded(nbytes))))
             elif given.size:
-                self.device.write(buffer, given.reshape(-1).view(np.uint8))
+                self.device.write(place[0], given.reshape(-1).view(np.uint8), place[1])
         return copies
 
     def _submit(self, table: Table, before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> int:
@@ -237,7 +245,7 @@ def read_later(device: Device, buffer: Any, dtype: str, shape: tuple[int, ...]) 
         return functools.partial(_nth, Readback(device, None, layout, deque()), 0)
     staging = _staging(device, _padded(live))
     with device.lock:
-        copies = (Copy(buffer, staging, 0, _padded(live)),)
+        copies = (Copy(buffer, 0, staging, 0, _padded(live)),)
         submission = device.guard("reading results back", _record_and_submit, device, copies)
         mapping = Mapping(device, staging, _padded(live), submission)
     return functools.partial(_nth, Readback(device, mapping, layout, deque(maxlen=0)), 0)
@@ -329,35 +337,3 @@ def _static_buffers(lowered: Lowered, static: set[int]) -> list[Buffer]:
     read = {id(b) for d in lowered.dispatches if id(d) not in static for b, _ in d.slots}
     read |= {id(tensor.buffer) for tensor in lowered.outputs}
     return [buffer for key, buffer in made.items() if key in read]
-
-
-def assign_slots(dispatches: Sequence[Dispatch], kept: Sequence[Buffer]) -> tuple[dict[int, int], list[int]]:
-    """Memory by lifetime: buffer id -> slot, and the size of each slot.
-
-    A buffer lives from the first dispatch that touches it to the last; `kept` ones to the end. Largest first, each goes
-    to the fullest slot that is free for its whole life.
-    """
-    life: dict[int, list[int]] = {}
-    sizes: dict[int, int] = {}
-    for position, dispatch in enumerate(dispatches):
-        for buffer, _ in dispatch.slots:
-            if buffer.kind == "temp":
-                life.setdefault(id(buffer), [position, position])[1] = position
-                sizes[id(buffer)] = max(4, (buffer.nbytes + 3) // 4 * 4)
-    for buffer in kept:
-        if buffer.kind == "temp":
-            life.setdefault(id(buffer), [0, 0])[1] = len(dispatches)
-            sizes[id(buffer)] = max(4, (buffer.nbytes + 3) // 4 * 4)
-    slots: list[tuple[int, list[list[int]]]] = []
-    placed: dict[int, int] = {}
-    for key in sorted(life, key=lambda k: (-sizes[k], life[k])):
-        start, end = life[key]
-        for index, (_, taken) in reversed(list(enumerate(slots))):
-            if all(end < s or e < start for s, e in taken):
-                taken.append([start, end])
-                placed[key] = index
-                break
-        else:
-            placed[key] = len(slots)
-            slots.append((sizes[key], [[start, end]]))
-    return placed, [size for size, _ in slots]

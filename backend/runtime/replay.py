@@ -36,9 +36,10 @@ class Step:
 
 
 class Copy(NamedTuple):
-    """`nbytes`, a multiple of 4, from the start of the GPU buffer `source` to `offset` in `target`."""
+    """`nbytes` from `start` in the GPU buffer `source` to `offset` in `target`; all three are multiples of 4."""
 
     source: Any
+    start: int
     target: Any
     offset: int
     nbytes: int
@@ -54,7 +55,7 @@ class _Step(ctypes.Structure):
 class _Copy(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("source", "target")),
-        *((name, ctypes.c_uint64) for name in ("offset", "nbytes")),
+        *((name, ctypes.c_uint64) for name in ("start", "offset", "nbytes")),
     )
 
 
@@ -146,7 +147,10 @@ def _record_native(
     loop, _ = native_loop()
     copies = [
         (_Copy * len(group))(
-            *(_Copy(_address(c.source._internal), _address(c.target._internal), *c[2:]) for c in group)
+            *(
+                _Copy(_address(c.source._internal), _address(c.target._internal), c.start, c.offset, c.nbytes)
+                for c in group
+            )
         )
         for group in (before, after)
     ]
@@ -172,7 +176,7 @@ def _record(device: Any, table: Table, first: int, count: int, before: Sequence[
 def _copy(encoder: Any, copies: Sequence[Copy]) -> None:
     for copy in copies:
         source, target = copy.source._internal, copy.target._internal
-        lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, source, 0, target, copy.offset, copy.nbytes)
+        lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, source, copy.start, target, copy.offset, copy.nbytes)
 
 
 def _dispatch(handle: Any, steps: Sequence[Step]) -> None:

@@ -1,7 +1,10 @@
-"""Mutable buffers that outlive a call: KV caches, streaming state. Shared by the methods of one loaded program."""
+"""GPU memory that the methods of one loaded program share: what outlives a call (KV caches, streaming state), and
+memory for intermediate values, which does not.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from backend.graph import BlobError, TensorSpec
@@ -12,6 +15,7 @@ class StateStore:
 
     def __init__(self) -> None:
         self._buffers: dict[str, tuple[Any, TensorSpec]] = {}
+        self._scratch: list[Any] = []
         self._device: Any = None
 
     def get(self, device: Any, spec: TensorSpec, nbytes: int, initial: bytes | None) -> Any:
@@ -19,8 +23,7 @@ class StateStore:
 
         Raises `BlobError` when two methods disagree on its dtype or shape.
         """
-        if device is not self._device:  # a lost device took its buffers along: streams start over
-            self._buffers, self._device = {}, device
+        self._follow(device)
         name = spec.state
         assert name is not None
         if name in self._buffers:
@@ -34,6 +37,30 @@ class StateStore:
         self._buffers[name] = (buffer, spec)
         return buffer
 
+    def scratch(self, device: Any, sizes: Sequence[int], exact: bool) -> list[Any]:
+        """Distinct buffers of at least these sizes, in bytes. Every plan of every method may use the same ones.
+
+        That is safe because a plan's uploads, dispatches and copies of results are submitted as a whole. Without
+        `exact`, new ones are up to an eighth larger, so that the next plan, of a near shape, finds room in them.
+        """
+        self._follow(device)
+        left = sorted(self._scratch, key=lambda buffer: buffer.size)
+        largest = min(device.limit("max-storage-buffer-binding-size"), device.limit("max-buffer-size"))
+        found = {}
+        for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+            fits = next((place for place, buffer in enumerate(left) if buffer.size >= sizes[index]), None)
+            if fits is None:
+                size = sizes[index] if exact else max(sizes[index], min(size_class(sizes[index]), largest))
+                found[index] = device.buffer(size, "scratch")
+                self._scratch.append(found[index])
+            else:
+                found[index] = left.pop(fits)
+        return [found[index] for index in range(len(sizes))]
+
+    def _follow(self, device: Any) -> None:
+        if device is not self._device:  # a lost device took its buffers along: streams start over
+            self._buffers, self._scratch, self._device = {}, [], device
+
     def names(self) -> list[str]:
         return sorted(self._buffers)
 
@@ -44,3 +71,10 @@ class StateStore:
 
     def close(self) -> None:
         self._buffers.clear()
+        self._scratch.clear()
+
+
+def size_class(size: int) -> int:
+    """Sizes rounded up by at most an eighth."""
+    step = max(256, 1 << max(0, size.bit_length() - 4))
+    return -(-size // step) * step

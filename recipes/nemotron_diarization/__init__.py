@@ -47,7 +47,6 @@ KEEPS = {
 QUANTIZATION = {
     "xnnpack": quant_modes("8da4w", "8da8w", keeps=KEEPS),
     "webgpu": quant_modes("4w", "8w", "8da4w", "8da8w", keeps=KEEPS),
-    "vulkan": quant_modes("4w", "8da4w", keeps=KEEPS),
     "cuda": quant_modes("4w", "8w", keeps=KEEPS),
     "mlx": quant_modes("4w", "8w", keeps=KEEPS),
 }
@@ -131,6 +130,7 @@ RECIPE = Recipe(
     methods=("stack", "encode"),
     dtypes=("fp32", "fp16"),
     quantization=QUANTIZATION,
+    excluded={"vulkan": "the wheel's pass for rotary embeddings fails on this model's"},
     tolerances=tolerance_table(tolerances, ("fp32", "fp16"), QUANTIZATION),
     build=deferred("recipes.nemotron_diarization.build:build"),
     check=deferred("recipes.nemotron_diarization.check:check"),

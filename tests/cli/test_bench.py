@@ -15,14 +15,18 @@ import numpy as np
 import pytest
 import torch
 
+from backend.graph import to_blob
+from backend.runtime.delegate import Delegate
 from recipes.recipe import Recipe, UserError
 from tests.cli.harness import command, one_error_line
 from zoo.bench import cases, encoder, kernels, models
 from zoo.check import check
 from zoo.export import make_request
 from zoo.peers import onnx_runtime, replay
-from zoo.peers.graph import Graph, Graphs, Session
+from zoo.peers.apart import Workers
+from zoo.peers.graph import Graph, Graphs, _Stateless, _unchanged
 from zoo.peers.pytorch import Torch, eager
+from zoo.peers.session import OnnxGraph, Session
 from zoo.peers.table import PEERS, Peer, choose, one_line
 
 
@@ -57,19 +61,25 @@ FAKES: dict[str, Callable[[Graph], Session]] = {
     "transposed": lambda graph: _Transposed(graph.module("transposed")),
     "broken": _broken,
     "failing": _failing,
-    "exported": lambda graph: onnx_runtime.OnnxRuntime(graph, onnx_runtime.WEBGPU),
+    "apart": lambda graph: graph.owner.workers.open(graph, "tests.cli.fake_peer:Fake"),
 }
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers made of eager PyTorch, and one that is ONNX Runtime with nothing behind it."""
+    """Peers made of eager PyTorch, and one that adds, in a process of its own."""
     for name in list(PEERS):
         monkeypatch.delitem(PEERS, name)
     for name, opener in FAKES.items():
         monkeypatch.setitem(PEERS, name, Peer(name, "", (), opener))
     monkeypatch.setitem(PEERS, "absent", Peer("absent", "", ("no_such_module",), eager))
-    monkeypatch.setitem(sys.modules, "onnxruntime", _onnxruntime())
+    monkeypatch.setattr(Graph, "_export", _exported)
+
+
+def _exported(graph: Graph) -> OnnxGraph:
+    """What the exporter writes, without the file: its name is what the fake peer goes by."""
+    states = graph.owner.states(graph.method)
+    return OnnxGraph(Path(graph.method), tuple(states), tuple(state.name for state in states))
 
 
 def _onnxruntime(given: Sequence[str] = (onnx_runtime.WEBGPU,), whole: bool = True) -> Any:
@@ -115,9 +125,10 @@ def test_peers_beside_ours(toy: Recipe, fakes: None, tmp_path: Path, monkeypatch
         assert rows[method, "failing"]["missing"] == "RuntimeError: device lost"
         assert "outputs have shapes" in rows[method, "transposed"]["missing"]
     assert rows["count", "wrong"]["max_abs_ours"] == 2 * 2  # the second turn of a counter of ones
-    assert rows["count", "exported"]["missing"] == "count keeps state between calls (total), an ONNX graph cannot"
+    assert rows["count", "apart"]["max_abs_diff"] == 0 and rows["count", "apart"]["note"] == "with total"
+    assert rows["scale", "apart"]["missing"] == "NotImplementedError: no operator scale"
     assert report["machine"]["versions"]["torch"] == torch.__version__
-    with pytest.raises(UserError, match=r"no side sorcery .*eager, exported"):
+    with pytest.raises(UserError, match=r"no side sorcery .*apart, .*eager"):
         models.bench(toy, requests, runs=1, against=["sorcery", "eager"])
     one = models.bench(toy, requests, runs=1, warmup=1, memory=False, against=["right"], only="cal")
     assert [(row["workload"], row["side"]) for row in one["results"]] == [("scale", "portable"), ("scale", "right")]
@@ -151,12 +162,11 @@ def test_a_peer_that_is_asked_for_and_not_installed(environment: dict[str, str],
 
 
 def test_onnx_runtime_that_leaves_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = Graphs({"double": torch.nn.Identity()}).at("double", [np.zeros(2, np.float32)])
-    graph._onnx = Path("graph.onnx")
+    graph = OnnxGraph(Path("graph.onnx"))
 
     def opened(fake: Any) -> onnx_runtime.OnnxRuntime:
         monkeypatch.setitem(sys.modules, "onnxruntime", fake)
-        return onnx_runtime.on_webgpu(graph)
+        return onnx_runtime.on_webgpu(graph, {})
 
     assert opened(_onnxruntime()).note == ""
     assert opened(_onnxruntime(whole=False)).note == "some operators run on the CPU"
@@ -202,13 +212,98 @@ def test_state_that_methods_share_is_shared_on_another_device() -> None:
     assert here["read"].state.sum() == 2 and shared.sum() == 0
 
 
+class _Cache(torch.nn.Module):
+    """Writes a row of a cache, or reads the cache in a way that makes it a state of the reader too."""
+
+    def __init__(self, cache: torch.nn.Buffer, writes: bool) -> None:
+        super().__init__()
+        self.cache, self.writes = cache, writes
+        self.scale = torch.nn.Buffer(torch.full((2,), 3.0))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        if self.writes:
+            self.cache.index_copy_(0, at, x * self.scale)
+        else:
+            self.cache.copy_(self.cache.clone())
+        return self.cache.sum(0) + x[0]
+
+
+def test_states_as_inputs_and_outputs() -> None:
+    cache = torch.nn.Buffer(torch.arange(8.0).reshape(4, 2))
+    x, at = torch.ones(1, 2), torch.tensor([2])
+    modules: dict[str, torch.nn.Module] = {"write": _Cache(cache, True), "read": _Cache(cache, False)}
+    graphs = Graphs({**modules, "other": torch.nn.Linear(2, 2)}, dict.fromkeys(modules, (x, at)))
+    try:
+        (state,) = graphs.states("write")
+        assert state.name == "cache" and graphs.states("read") == [state] and graphs.states("other") == []
+        np.testing.assert_array_equal(state.initial(), cache.numpy())
+        given = (x, at, torch.from_numpy(state.initial()))
+        writes, reads = (
+            torch.export.export(_Stateless(modules[name], ["cache"], ["cache"]), given) for name in modules
+        )
+        assert _unchanged(writes, 1) == set() and _unchanged(reads, 1) == {0}
+        output, written = writes.module()(*given)
+        assert cache[2].tolist() == [4, 5]  # the module's own stays as it was
+        eager = graphs.copied("eager", "cpu")
+        torch.testing.assert_close(output, eager["write"](x, at))
+        torch.testing.assert_close(written, eager["write"].cache)
+        again, _ = reads.module()(x, at, written)
+        torch.testing.assert_close(again, eager["read"](x, at))
+    finally:
+        graphs.close()
+
+
+def test_a_peer_that_crashes_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Graph, "_export", _exported)
+    x = np.ones(4, np.float32)
+    modules = {name: torch.nn.Identity() for name in ("crash", "hang", "add")}
+    graphs = Graphs(modules, workers=Workers(60))
+    side = replay.Side(Peer("apart", "", (), FAKES["apart"]), graphs)
+    calls = {name: [replay.Call(name, (x,), (2 * x,))] for name in modules}
+    try:
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"its process ended by SIGSEGV: about to crash \(in crash\)"):
+                side.replay(calls["crash"])
+        # It goes on with what it can do, in a new process, until it is out of time.
+        assert side.replay(calls["add"]).run().seconds < 60
+        graphs.workers.patience = 0.1 + graphs.workers._spent["tests.cli.fake_peer:Fake"]
+        with pytest.raises(UserError, match=r"not ready within .* s: stopped at run"):
+            side.replay(calls["hang"])
+        with pytest.raises(UserError, match="not ready within"):
+            side.replay(calls["add"])
+    finally:
+        side.close()
+        graphs.workers.close()
+        graphs.close()
+
+
+def test_outputs_of_a_state_that_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a peer answers from a state that it could not write is no result."""
+    cache = torch.nn.Buffer(torch.zeros(4, 2))
+    x, at = torch.ones(1, 2), torch.tensor([2])
+    modules: dict[str, torch.nn.Module] = {"write": _Cache(cache, True), "read": _Cache(cache, False)}
+    graphs = Graphs(modules, dict.fromkeys(modules, (x, at)))
+    ours = graphs.copied("ours", "cpu")
+    calls = [replay.Call(name, (x.numpy(), at.numpy()), (ours[name](x, at).numpy(),)) for name in modules]
+
+    def opener(graph: Graph) -> Session:
+        return _broken(graph) if graph.method == "write" else Torch(graph.module("reader"))
+
+    side = replay.Side(Peer("reader", "", (), opener), graphs)
+    with pytest.raises(UserError, match="no kernel for this"):
+        side.replay(calls[:1])
+    with pytest.raises(UserError, match=r"its state is not what ours is.*no kernel for this"):
+        side.replay(calls[1:])
+    graphs.close()
+
+
 def test_a_kernel_and_its_peers(fakes: None) -> None:
     report = kernels.bench_kernels(runs=2, only="gemv 1x1024")
     (row,) = report["results"]
     assert list(row["peers_ms"]) == ["eager", "right", "wrong"] and min(row["peers_ms"].values()) > 0
     assert row["wall_ms"] > 0 and row["gb_s"] > 0 and row["tflop_s"] > 0 and row["templates"]
     assert row["peers_max_abs_diff"]["eager"] < 1e-4 < row["peers_max_abs_diff"]["wrong"]
-    assert set(row["peers_missing"]) == {"transposed", "broken", "failing", "exported"}
+    assert set(row["peers_missing"]) == {"transposed", "broken", "failing", "apart"}
     assert len(kernels.rows(report)) == 1 and report["copy_gb_s"] > 0
     with pytest.raises(UserError, match="no kernel is called"):
         kernels.bench_kernels(only="sorcery", against=[])
@@ -227,6 +322,27 @@ def test_table_of_kernels(small: bool) -> None:
     graph, feeds, data = cases.graph_of(case, operands)
     assert set(data) == {"weight", "bias"} and len(graph.inputs) == len(feeds) == 1
     np.testing.assert_array_equal(feeds[0], cases.draw(case)["input"])
+    wanted = ("gemm tall", "gemm thin", "gemv", "gemv 4w", "gemv 8w", "gemm 4w", "conv", "softmax", "rms_norm", "silu")
+    attentions = ("attention", "attention step", "attention window", "attention channel")
+    for name in wanted + attentions:
+        assert any(case.name.startswith(f"{name} ") or case.name.startswith(f"{name}(") for case in table), name
+
+
+@pytest.mark.parametrize("mode", ["4w", "8w"])
+@pytest.mark.parametrize("rows", [1, 20])
+def test_a_quantized_kernel_computes_what_its_peers_get(mode: str, rows: int) -> None:
+    case = cases.quantized("gemv", mode, rows, 96, 24)
+    operands = cases.draw(case)
+    graph, feeds, data = cases.graph_of(case, operands)
+    assert set(data) == {"weight", "weight_scale"} and len(data["weight"]) == 24 * 96 * int(mode[0]) // 8
+    delegate = Delegate(to_blob(graph), data.__getitem__)
+    try:
+        (ours,) = delegate.execute(feeds)
+        golden = case.torch(torch, {name: torch.from_numpy(array).double() for name, array in operands.items()})
+        # Float32 sums of 96 products of size 1 / sqrt(96).
+        np.testing.assert_allclose(ours, golden.numpy(), rtol=0, atol=3e-6)
+    finally:
+        delegate.close()
 
 
 def test_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from recipes import recipe as registry
 from recipes.recipe import Comparison, ExportRequest, Method, QuantMode, Recipe, Tolerance, UserError
-from zoo import artifact, quantize
+from zoo import artifact, catalog, quantize
 from zoo.check import CheckReport, check, compare
 from zoo.export import ExportReport, NotDelegated, ensure_exported, export, make_request, parse_options
 
@@ -88,6 +88,15 @@ def test_vulkan_exports_with_the_partitioner_of_the_wheel(toy: Recipe, tmp_path:
     assert set(small.kept) == {"scale.head"}
     with pytest.raises(UserError, match="export only"):
         check(toy, make_request(toy, "vulkan", weights="tiny"), pte=small.path)
+
+
+def test_a_backend_that_cannot_take_a_model_is_refused_with_the_reason() -> None:
+    recipe = registry.load("nemotron-diarization")
+    with pytest.raises(UserError, match="nemotron-diarization cannot be exported for vulkan: the wheel's pass for rot"):
+        make_request(recipe, "vulkan", weights="tiny")
+    row = next(row for row in catalog.rows([recipe]) if row[1] == "vulkan")
+    assert row[2] == "" and row[-1].startswith("not possible: the wheel's pass")
+    assert catalog.describe(recipe)["backends"]["vulkan"]["available"] == []
 
 
 @pytest.mark.slow

@@ -27,7 +27,10 @@ SLOW = Costs(
     20.0,
     15.0,
     30.0,
-    tuple((0.1 * i, 0.002 * tile.rows * tile.cols / 64 + 0.01 * i) for i, tile in enumerate(TILES)),
+    tuple(
+        ((1 + 0.2 * i) * rate, rate)
+        for i, rate in enumerate(0.002 * tile.rows * tile.cols / 64 + 0.01 * i for i, tile in enumerate(TILES))
+    ),
 )
 
 
@@ -88,7 +91,7 @@ def test_measuring_and_choosing_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way on this device, with two tiles and small products."""
     device = get_device()
     monkeypatch.setattr(tiles, "usable", lambda b: True)
-    monkeypatch.setattr(tiles, "fitting", lambda can: (tiles.SMALL, tiles.QUARTERED))
+    monkeypatch.setattr(tiles, "fitting", lambda can: (tiles.SMALL_HALVED, tiles.SMALL_QUARTERED))
     monkeypatch.setattr(tune, "check", lambda device: None)
     monkeypatch.setattr(tune, "FITTED", ((33, 64, 40), (64, 300, 33), (20, 40, 24)))
     monkeypatch.setattr(tune, "HELD_OUT", ((40, 128, 33),))
@@ -106,7 +109,7 @@ def test_measuring_and_choosing_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table() -> None:
-    row = tune.Row((1, 2, 3), Choice(tiles.HUGE, 2), 2.0, Choice(tiles.SMALL), 1.0)
+    row = tune.Row((1, 2, 3), Choice(tiles.HUGE, 2), 2.0, Choice(tiles.SMALL_HALVED), 1.0)
     report = tune.Report("a", SHIPPED, 0.0, (row, replace(row, after_ms=0.5)), 1.0, None)
     assert report.gain == pytest.approx(8**0.5) and report.json()["path"] is None
     assert tune.rows(report)[0][-1] == "2.00x" and len(tune.rows(report)[0]) == len(tune.COLUMNS)

@@ -123,6 +123,7 @@ WITHOUT = {
     "zoo.rope": "no aten operator; tests/passes/test_patterns.py",
     "zoo.rope_cache": "no aten operator; tests/ops/test_rope.py",
     "zoo.sdpa": "no aten operator; tests/ops/test_attention.py",
+    "zoo.swiglu": "no aten operator; tests/ops/test_normed.py",
     "aten._embedding_bag.default": "a kernel for its first output only; tests/ops/test_index.py",
     "aten._embedding_bag_forward_only.default": "a kernel for its first output only; tests/ops/test_index.py",
     "dim_order_ops._empty_dim_order.default": "contents are not defined",

@@ -343,7 +343,7 @@ SPREAD = [
 
 def force(tile: attention.Tile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "usable", lambda b: True)
-    monkeypatch.setattr(attention, "TILES", (tile,))
+    monkeypatch.setattr(attention, "choose", lambda job, b: tile)
 
 
 @pytest.mark.parametrize("test, args", SPREAD, ids=lambda x: getattr(x, "__name__", None) or "-".join(map(str, x)))
@@ -354,8 +354,7 @@ def test_wide(test, args, monkeypatch):
 
 
 def test_wide_in_one_span(monkeypatch):
-    force(TINY, monkeypatch)
-    monkeypatch.setattr(attention, "MANY", 1)
+    force(replace(TINY, busy=1), monkeypatch)
     test_masks(70, 131)
     test_causal_is_aligned_at_the_top_left(70, 131)
     test_n2_fully_masked_row(40, 33)
@@ -365,7 +364,7 @@ def test_wide_in_one_span(monkeypatch):
 
 
 # HIGH itself needs 45 KiB of workgroup memory, which not every device has: half its keys do with 32 KiB.
-SHIPPED = [attention.HIGH, replace(attention.HIGH, RN=1), attention.TALL, attention.FLAT, attention.SMALL]
+SHIPPED = [replace(attention.HIGH, RN=1), *attention.TILES]
 
 
 @pytest.mark.parametrize("tile", SHIPPED, ids=lambda tile: f"{tile.queries}x{tile.keys}")
@@ -391,17 +390,20 @@ def test_layers_look_through_a_mask_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "nbytes, pairs, queries, chosen",
+    "nbytes, pairs, queries, depth, chosen",
     [
-        (65536, 16, 2048, attention.HIGH),
-        (49152, 16, 2048, attention.TALL),  # the high one holds at most 64 columns there
-        (49152, 16, 20, attention.FLAT),  # more than half of a tall tile would be empty
-        (49152, 16, 128, attention.FLAT),  # 32 tall tiles
-        (16384, 16, 640, attention.SMALL),
-        (8192, 16, 640, None),
+        (65536, 16, 2048, 128, attention.HIGH),
+        (49152, 16, 2048, 128, attention.FLAT),  # the high one holds at most 64 columns there
+        (49152, 16, 2048, 64, attention.HIGH),
+        (49152, 8, 640, 64, attention.SMALL),  # 40 high tiles
+        (49152, 64, 144, 32, attention.SMALL),  # nearly half of a second high tile would be empty
+        (49152, 16, 512, 128, attention.FLAT),
+        (49152, 16, 128, 128, attention.DEEP),
+        (16384, 16, 640, 128, attention.SMALL),
+        (8192, 16, 640, 128, None),
     ],
 )
-def test_choice_by_work_and_device(nbytes, pairs, queries, chosen):
+def test_choice_by_work_and_device(nbytes, pairs, queries, depth, chosen):
     device = SimpleNamespace(capabilities=Capabilities(max_workgroup_bytes=nbytes))
-    job = SimpleNamespace(pairs=pairs, params={"queries": queries, "values": 128})
+    job = SimpleNamespace(pairs=pairs, params={"queries": queries, "depth": depth, "values": depth})
     assert attention.choose(job, device) is chosen

@@ -309,7 +309,7 @@ def test_wide_tiles(tile, layout, monkeypatch):
     assert first.tobytes() == again.tobytes()
 
 
-@pytest.mark.parametrize("tile", [tiles.MEDIUM, tiles.HALVED, tiles.SMALL], ids=lambda tile: tile.name)
+@pytest.mark.parametrize("tile", [tiles.MEDIUM, tiles.MEDIUM_QUARTERED, tiles.SMALL_HALVED], ids=lambda tile: tile.name)
 def test_wide_tiles_of_float16_and_turned_rows(tile, monkeypatch):
     force(tiles.Choice(tile, 2), monkeypatch)
     x, weight = torch.randn(33, 258).half(), torch.randn(70, 258).half()
@@ -340,7 +340,7 @@ def test_long_sums_are_added_in_parts(depth):
     check_op("aten.mm.default", x, y, atol=0.05, rtol=2e-3)  # one rounding of results of up to 4 sqrt(depth)
 
 
-@pytest.mark.parametrize("tile", [tiles.MEDIUM, tiles.HALVED, tiles.SMALL], ids=lambda tile: tile.name)
+@pytest.mark.parametrize("tile", [tiles.MEDIUM, tiles.MEDIUM_QUARTERED, tiles.SMALL_HALVED], ids=lambda tile: tile.name)
 def test_wide_tiles_with_what_must_not_leak(tile, monkeypatch):
     """What is staged beyond an edge meets infinities: 0 x inf must not reach a result."""
     force(tiles.Choice(tile), monkeypatch)

@@ -167,7 +167,7 @@ def test_prompts_by_tiles(bits, symmetric):
     check_linear(Weight(5, 64, bits, 64, symmetric), 3, turned=True)
 
 
-@pytest.mark.parametrize("tile", (tiles.TALL, tiles.MEDIUM, tiles.QUARTERED), ids=lambda tile: tile.name)
+@pytest.mark.parametrize("tile", (tiles.TALL, tiles.MEDIUM, tiles.SMALL_QUARTERED), ids=lambda tile: tile.name)
 @pytest.mark.parametrize("bits", (4, 8))
 def test_prompts_by_wide_tiles(tile, bits, monkeypatch):
     """GPUs' own kernel, on any device: edges, words that end after depth does, sums in parts, another layout of a."""

@@ -201,4 +201,5 @@ def test_plan_names_the_kernels(exported: tuple[Path, ExportReport]) -> None:
     assert set(methods) == {"frame", "decode"}
     for method in methods.values():
         assert method["dispatches"] == len(method["kernels"]) > 10
-        assert method["weight_bytes"] > 0 and method["buffer_bytes"] > 0
+        assert method["weight_bytes"] > 0
+        assert 0 < method["bound_bytes"] <= method["buffer_bytes"] <= 1.15 * method["bound_bytes"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backend.graph import from_blob
+from backend.runtime.builder import Capabilities, lower_graph
 from backend.runtime.program import read_program
 from recipes.qwen3 import RECIPE
 from recipes.qwen3.runner import Chat
@@ -52,6 +53,18 @@ def test_one_partition_and_the_tied_table_once(exported: tuple[Path, ExportRepor
 def test_check_passes(exported: tuple[Path, ExportReport]) -> None:
     report = check(RECIPE, make_request(RECIPE, "webgpu", weights="tiny"), pte=exported[0])
     assert report.passed, report
+
+
+@pytest.mark.parametrize("positions", [1, 3, 17, 40, 64])
+def test_dispatches_of_a_layer(exported: tuple[Path, ExportReport], positions: int) -> None:
+    """On a GPU, of a step and of a prompt: from one layer's caches to the next one's. All share what hides keys."""
+    (call,) = read_program(exported[0]).methods["step"].calls
+    graph = from_blob(call.blob)
+    gpu = Capabilities(max_workgroup_bytes=32768, adapter_type="DiscreteGPU")
+    lowered = lower_graph(graph, graph.bind([(1, positions), (1,)], ()), gpu)
+    templates = [dispatch.template for dispatch in lowered.dispatches if dispatch.template != "attention_seen"]
+    first, second = (at for at, template in enumerate(templates) if template == "rope_cache")
+    assert second - first <= 7, templates[first:second]
 
 
 def test_quantized_with_its_tied_table_once(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from backend.expr import Expr
 from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
-from backend.runtime import builder, plan
+from backend.runtime import builder, memory, plan
 from backend.runtime.builder import Capabilities, fold, lower_graph
 from backend.runtime.delegate import Delegate
 from tests.passes.make import Maker
@@ -128,12 +128,12 @@ def test_random_graphs_fused_or_not(maker, seed, cost):
         check(maker, inputs)
 
 
-def every_buffer_for_itself(dispatches, kept):
-    """In place of `assign_slots`: no memory is used twice."""
-    buffers = {id(b): b for d in dispatches for b, _ in d.slots if b.kind == "temp"}
-    buffers |= {id(b): b for b in kept if b.kind == "temp"}
+def every_buffer_for_itself(dispatches, inputs, kept, elsewhere, **_):
+    """In place of `assign_memory`: no memory is used twice."""
+    touched = [*(b for d in dispatches for b, _ in d.slots), *kept]
+    buffers = {id(b): b for b in touched if b.kind in ("temp", "input") and id(b) not in elsewhere}
     sizes = [max(4, (b.nbytes + 3) // 4 * 4) for b in buffers.values()]
-    return {key: slot for slot, key in enumerate(buffers)}, sizes
+    return memory.Layout({key: (arena, 0) for arena, key in enumerate(buffers)}, sizes, sum(sizes))
 
 
 @given(graphs(), st.integers(0, 3))
@@ -143,7 +143,7 @@ def test_random_graphs_with_and_without_reuse_of_memory_agree_bit_for_bit(maker,
     inputs = [torch.randn(maker.graph.values[i].shape, generator=generator) for i in maker.graph.inputs]
     shared = run(maker.graph, inputs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "assign_slots", every_buffer_for_itself)
+        patch.setattr(plan, "assign_memory", every_buffer_for_itself)
         alone = run(maker.graph, inputs)
     for actual, wanted in zip(shared, alone, strict=True):
         np.testing.assert_array_equal(actual, wanted)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from wgpu.backends.wgpu_native._ffi import ffi
 
-from backend.graph import Graph, Node, Ref, TensorSpec
+from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
 from backend.runtime import c_types
 from backend.runtime.builder import Capabilities, lower_graph
-from backend.runtime.device import WRITE, choose_adapter, get_device
+from backend.runtime.delegate import Delegate
+from backend.runtime.device import WRITE, Device, choose_adapter, get_device
 from backend.runtime.errors import DeviceError
+from tests.passes.make import Maker
 
 
 def test_f32_kernels_run_where_shader_f16_is_missing() -> None:
@@ -59,13 +61,19 @@ def kernel(number: float) -> str:
     )
 
 
-def test_pipelines_are_compiled_ahead_and_once() -> None:
+def compile_side_by_side(wanted: list[tuple[str, tuple[str, ...], str]]) -> None:
+    with get_device().compiling() as compile_soon:
+        for item in [*wanted, *wanted]:
+            compile_soon(*item)
+
+
+def test_pipelines_are_compiled_side_by_side_and_once() -> None:
     device = get_device()
     wanted = [(kernel(1000.5 + i), (WRITE,), f"kernel {i}") for i in range(5)]
-    device.compile_ahead(wanted)
+    compile_side_by_side(wanted)
     made = [device._pipelines[code, slots] for code, slots, _ in wanted]
     assert [device.pipeline(*item) for item in wanted] == made
-    device.compile_ahead(wanted)
+    compile_side_by_side(wanted)
     assert [device.pipeline(*item) for item in wanted] == made
 
 
@@ -73,13 +81,27 @@ def test_one_that_does_not_compile_does_not_spoil_the_others() -> None:
     device = get_device()
     wanted = [(kernel(2000.5 + i), (WRITE,), f"kernel {i}") for i in range(4)]
     wanted[2] = ("@compute @workgroup_size(1) fn main() { let x: f32 = 1u; }", (WRITE,), "aten.bad:kernel")
-    device.compile_ahead(wanted)
+    compile_side_by_side(wanted)
     assert all((code, slots) not in device._pipelines for code, slots, _ in wanted)
     for position, item in enumerate(wanted):
         if position != 2:
             device.pipeline(*item)
     with pytest.raises(DeviceError, match=r"aten\.bad:kernel"):
         device.pipeline(*wanted[2])
+
+
+def test_all_kernels_of_a_method_are_compiled_when_its_graph_is_lowered() -> None:
+    m = Maker()
+    x = m.input(4, 8)
+    m.graph.outputs = [m("cumsum.default", self=m("_softmax.default", self=x, dim=1, half_to_float=False), dim=0).value]
+    delegate = Delegate(to_blob(m.graph), {}.__getitem__)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Device, "pipeline", lambda self, code, slots, label: self._pipelines[code, tuple(slots)])
+            plan = delegate.plan([(4, 8)])
+        assert len(plan.steps) == 2
+    finally:
+        delegate.close()
 
 
 def test_c_types_from_tables_are_those_that_cffi_parses() -> None:

@@ -74,7 +74,7 @@ def test_a_part_of_a_table_between_copies(loop: str) -> None:
     steps, out = adding(5)
     kept = [device.buffer(8) for _ in range(2)]
     device.write(kept[0], np.uint32([7, 0]).view(np.uint8))
-    commands = record(device, Table(steps), 1, 3, [Copy(kept[0], out, 0, 4)], [Copy(out, kept[1], 4, 4)])
+    commands = record(device, Table(steps), 1, 3, [Copy(kept[0], 0, out, 0, 4)], [Copy(out, 0, kept[1], 4, 4)])
     submit(device, commands)
     assert np.frombuffer(device.read(out, 8), np.uint32).tolist() == [7123, 321]
     assert np.frombuffer(device.read(kept[1], 8), np.uint32).tolist() == [0, 7123]
@@ -84,7 +84,7 @@ def test_copies_alone(loop: str) -> None:
     device = get_device()
     first, second = device.buffer(8), device.buffer(8)
     device.write(first, np.uint32([3, 4]).view(np.uint8))
-    submit(device, record(device, Table([]), 0, 0, [Copy(first, second, 0, 8)]))
+    submit(device, record(device, Table([]), 0, 0, [Copy(first, 0, second, 0, 8)]))
     assert np.frombuffer(device.read(second, 8), np.uint32).tolist() == [3, 4]
 
 
@@ -95,7 +95,7 @@ def test_what_the_library_refuses_is_raised(loop: str) -> None:
     with pytest.raises(wgpu.GPUError, match="dispatch"):
         record(device, Table([too_many]), 0, 1)
     with pytest.raises(wgpu.GPUError):
-        record(device, Table([]), 0, 0, [Copy(out, out, 0, 64)])
+        record(device, Table([]), 0, 0, [Copy(out, 0, out, 0, 64)])
     submit(device, record(device, Table(steps), 0, 1))  # and the next one works
 
 

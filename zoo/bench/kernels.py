@@ -1,8 +1,9 @@
 """`zoo bench kernels`: single kernels on the present adapter, as TFLOP/s or GB/s beside its measured copy bandwidth.
 
-Operands stay on the GPU, ours and those of peers that can keep them there. `gpu_ms` is the time between two GPU
+Operands stay on the GPU, ours and those of peers that can keep them there. Of a quantized weight the peers get what its
+codes stand for: the same product, by the weight in float32. `gpu_ms` is the time between two GPU
 timestamps around repeated dispatches, divided by their number; `wall_ms` is the same work seen from the host, as the
-peers' times are (CUDA's by its own events). All in the same process and in turns.
+peers' times are (CUDA's by its own events). All in one run and in turns.
 """
 
 from __future__ import annotations
@@ -23,17 +24,21 @@ from zoo.bench import machine
 from zoo.bench.cases import Case, draw, graph_of, table
 from zoo.bench.timing import TARGET_SECONDS, Timer, copy_bandwidth, is_small
 from zoo.console import quiet_libraries, say, step
-from zoo.peers.table import PEERS, Peer, choose, one_line
+from zoo.peers.apart import Workers
+from zoo.peers.table import PATIENCE, PEERS, Peer, choose, one_line
 
 if TYPE_CHECKING:
-    from zoo.peers.graph import Graphs, Session
+    from zoo.peers.graph import Graphs
+    from zoo.peers.session import Session
 
 ROUNDS = 7
 WARM_SECONDS = 0.4  # a GPU that was idle takes a while to reach its clocks
 EAGER = Peer("eager", "PyTorch eager on the CPU", ("torch",), deferred("zoo.peers.pytorch:eager"))
 
 
-def bench_kernels(*, runs: int = ROUNDS, only: str = "", against: Sequence[str] | None = None) -> dict[str, Any]:
+def bench_kernels(
+    *, runs: int = ROUNDS, only: str = "", against: Sequence[str] | None = None, patience: float = PATIENCE
+) -> dict[str, Any]:
     """Times the kernels whose names contain `only`; returns the JSON of `zoo bench kernels --json`.
 
     against: names of peers; all that are installed by default, eager on the CPU among them where there is no CUDA.
@@ -49,9 +54,13 @@ def bench_kernels(*, runs: int = ROUNDS, only: str = "", against: Sequence[str] 
     with step("copy bandwidth of the adapter"):
         copied = copy_bandwidth(device)
     results = []
-    for case in chosen:
-        with step(f"{case.name}: {', '.join(['webgpu', *(peer.name for peer in peers)])}"):
-            results.append(_measure(case, device, runs, peers))
+    workers = Workers(patience)
+    try:
+        for case in chosen:
+            with step(f"{case.name}: {', '.join(['webgpu', *(peer.name for peer in peers)])}"):
+                results.append(_measure(case, device, runs, peers, workers))
+    finally:
+        workers.close()
     for row in results:
         for name, reason in row["peers_missing"].items():
             say(f"{row['kernel']}: {name} left out: {reason}")
@@ -74,11 +83,11 @@ def _choose(against: Sequence[str] | None) -> list[Peer]:
     return [*([EAGER] if EAGER.name in against else []), *choose(against)]
 
 
-def _measure(case: Case, device: Device, runs: int, peers: Sequence[Peer]) -> dict[str, Any]:
+def _measure(case: Case, device: Device, runs: int, peers: Sequence[Peer], workers: Workers) -> dict[str, Any]:
     operands = draw(case)
     graph, feeds, data = graph_of(case, operands)
     delegate = Delegate(to_blob(graph), data.__getitem__)
-    others = _Others(case, operands, feeds, peers)
+    others = _Others(case, operands, feeds, peers, workers)
     try:
         outputs = [np.array(array) for array in delegate.execute(feeds)]
         plan = delegate.plan([array.shape for array in feeds])
@@ -118,8 +127,14 @@ class _Others:
     """The peers of one kernel: made ready, timed in turns, closed."""
 
     def __init__(
-        self, case: Case, operands: dict[str, np.ndarray], feeds: Sequence[np.ndarray], peers: Sequence[Peer]
+        self,
+        case: Case,
+        operands: dict[str, np.ndarray],
+        feeds: Sequence[np.ndarray],
+        peers: Sequence[Peer],
+        workers: Workers,
     ) -> None:
+        self._workers = workers
         self._case, self._operands, self._feeds, self._peers = case, operands, feeds, peers
         self._sessions: list[Session] = []
         self._graphs: Graphs | None = None
@@ -144,7 +159,7 @@ class _Others:
         from zoo.peers.replay import difference
 
         if self._graphs is None:
-            self._graphs = Graphs({"kernel": _module(self._case, self._operands)})
+            self._graphs = Graphs({"kernel": _module(self._case, self._operands)}, workers=self._workers)
         session = peer.open(self._graphs.at("kernel", self._feeds))
         self._sessions.append(session)
         diff = difference(outputs, session.fetch(session.prepare(self._feeds)()))
@@ -156,8 +171,12 @@ class _Others:
         self._timers[peer.name] = lambda: run(repeats) / repeats
 
     def run(self) -> None:
-        for name, timer in self._timers.items():
-            self.times[name].append(timer())
+        for name, timer in list(self._timers.items()):
+            try:
+                self.times[name].append(timer())
+            except UserError as error:
+                self.missing[name] = str(error)
+                del self._timers[name], self.times[name], self.diffs[name]
 
     def close(self) -> None:
         for session in self._sessions:
@@ -175,9 +194,10 @@ def _module(case: Case, operands: dict[str, np.ndarray]) -> Any:
     class Kernel(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            for name, array in operands.items():
-                if name not in names:
-                    self.register_parameter(name, torch.nn.Parameter(torch.from_numpy(array), requires_grad=False))
+            for name, array in case.arrays.items():
+                if array.constant:
+                    weight = torch.from_numpy(operands[name])
+                    self.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
 
         def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = case.torch(torch, {**self._parameters, **dict(zip(names, inputs, strict=True))})

@@ -23,7 +23,8 @@ from zoo.bench import machine
 from zoo.console import quiet_libraries, say, step
 from zoo.export import ensure_exported
 from zoo.peak import peak_bytes
-from zoo.peers.table import PEERS, Peer, choose
+from zoo.peers.session import Seconds
+from zoo.peers.table import PATIENCE, PEERS, Peer, choose
 from zoo.targets import check_target
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 LONG_SECONDS = 60  # a workload that takes longer gets fewer rounds: as many as fit, and FEW_ROUNDS at least
 FEW_ROUNDS = 3
-# The turn of the warm-up in which method calls are kept for the peers. In its first a side may make things ready that
-# need no doing again; and peers do the calls as often, so that state is at the same point on all sides.
+# The turn of the warm-up whose method calls the peers are timed with. In the first a side may make things ready that
+# need no doing again; peers do its calls too, so that state is at the same point on all sides.
 LISTENED = 1
 
 
@@ -49,21 +50,25 @@ def bench(
     against: Sequence[str] | None = None,
     memory: bool = True,
     only: str = "",
+    patience: float = PATIENCE,
 ) -> dict[str, Any]:
     """Times the recipe's workloads under each of `requests`; returns the JSON of `zoo bench --json`.
 
     A call is timed from numpy arrays in to numpy arrays out, upload and readback included, where a row has no note that
     says otherwise. `against` names the other sides to time: by default all that the recipe has, and the peers that are
     installed. `memory` runs the recipe's sample once more on every backend, in a process of its own, for its peak
-    resident bytes. `only`: the workloads whose names contain it.
-    Raises `UserError` for a backend that only exports, a count of runs below 1, a side that no workload has, a peer
-    that cannot run here and an `only` that no name contains.
+    resident bytes. `only`: the workloads whose names contain it. `patience`: seconds that each peer with a process of
+    its own may take to get ready for all of them.
+    Raises `UserError` for a backend that only exports, runs or seconds below 1, a side that no workload has, a
+    peer that cannot run here and an `only` that no name contains.
     """
     from zoo.peers.replay import Listener
     from zoo.program import Program
 
     if runs < 1:
         raise UserError("--runs must be at least 1")
+    if patience < 1:
+        raise UserError("--patience must be at least 1")
     for request in requests:
         check_target(request.backend, to_run=True)
     peers = choose(against)
@@ -80,7 +85,7 @@ def bench(
         raise UserError(f"{recipe.name} has no side {', '.join(sorted(unknown))} to bench against: {known}")
     kept = sides if against is None else {*programs, *against}
     results = []
-    with _beside(recipe, requests[0], peers) as others:
+    with _beside(recipe, requests[0], peers, patience) as others:
         for workload in workloads:
             results += _time(recipe, workload, kept, programs[requests[0].backend], others, runs, warmup)
     described = machine.describe()
@@ -120,23 +125,27 @@ def _add_copy_times(results: list[dict[str, Any]], workloads: Sequence[Workload]
 
 
 @contextmanager
-def _beside(recipe: Recipe, request: ExportRequest, peers: Sequence[Peer]) -> Iterator[list[Side]]:
+def _beside(recipe: Recipe, request: ExportRequest, peers: Sequence[Peer], patience: float) -> Iterator[list[Side]]:
     """The peers, on the methods of `request` without its quantization: they get the weights as PyTorch has them."""
     if not peers:
         yield []
         return
+    from zoo.peers.apart import Workers
     from zoo.peers.graph import Graphs
     from zoo.peers.replay import Side
 
     plain = replace(request, qlinear=FULL_PRECISION, qembedding=FULL_PRECISION)
     with step(f"{recipe.name}: modules for {', '.join(peer.name for peer in peers)}"), quiet_libraries():
-        graphs = Graphs({name: method.module for name, method in recipe.build(plain).methods.items()})
+        methods = recipe.build(plain).methods
+        modules = {name: method.module for name, method in methods.items()}
+        graphs = Graphs(modules, {name: method.example_inputs for name, method in methods.items()}, Workers(patience))
     sides = [Side(peer, graphs) for peer in peers]
     try:
         yield sides
     finally:
         for side in sides:
             side.close()
+        graphs.workers.close()
         graphs.close()
 
 
@@ -180,7 +189,7 @@ class _Turns:
             except UserError as error:
                 self.drop(side, str(error))
                 continue
-            spent[side] = time.perf_counter() - start
+            spent[side] = result.seconds if isinstance(result, Seconds) else time.perf_counter() - start
             if result is not None:
                 self.given[side] = result
         return spent
@@ -205,13 +214,17 @@ def _time(
     with step(f"{title}: warm-up of {', '.join(turns.calls)}"), quiet_libraries():
         began = time.perf_counter()
         least = LISTENED + 1 if others else 1
+        heard: list[list[Call]] = []
         for turn in range(max(warmup, least)):
-            program.calls = [] if others and turn == LISTENED else None
+            program.calls = [] if others and turn <= LISTENED else None
             turns.round()
             if program.calls is not None:
-                calls, program.calls = program.calls, None
+                heard.append(program.calls)
+                program.calls = None
+            if others and turn == LISTENED:
                 for other in others:
-                    _add(turns, other, calls)
+                    _add(turns, other, *heard)
+                heard.clear()
             if turn + 1 >= least and time.perf_counter() - began > LONG_SECONDS / 3:
                 break
         _compare(turns, first)
@@ -248,13 +261,13 @@ def _time(
     ]
 
 
-def _add(turns: _Turns, other: Side, calls: Sequence[Call]) -> None:
-    """A peer to the turns, checked against what ours gave."""
+def _add(turns: _Turns, other: Side, before: Sequence[Call], calls: Sequence[Call]) -> None:
+    """A peer to the turns, checked against what ours gave in `calls`, which followed on `before`."""
     from zoo.peers.replay import largest
 
     name = other.peer.name
     try:
-        ready = other.replay(calls)
+        ready = other.replay(calls, before)
     except UserError as error:
         turns.drop(name, str(error))
         return

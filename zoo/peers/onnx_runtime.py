@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 
 from recipes.recipe import UserError
-from zoo.peers.graph import Graph, Session
+from zoo.peers.session import OnnxGraph, Session
 
 WEBGPU, CPU = "WebGpuExecutionProvider", "CPUExecutionProvider"
 _ERRORS_ONLY = 3
 _ON_DEVICE = "webgpu"
 
 
-def on_webgpu(graph: Graph) -> OnnxRuntime:
-    return OnnxRuntime(graph, WEBGPU)
+def on_webgpu(graph: OnnxGraph, states: dict[str, Any]) -> OnnxRuntime:
+    return OnnxRuntime(graph, WEBGPU, states)
 
 
-def on_cpu(graph: Graph) -> OnnxRuntime:
-    return OnnxRuntime(graph, CPU)
+def on_cpu(graph: OnnxGraph, states: dict[str, Any]) -> OnnxRuntime:
+    return OnnxRuntime(graph, CPU, states)
 
 
 def _adapters() -> int:
@@ -37,9 +37,10 @@ def _adapters() -> int:
 
 
 class OnnxRuntime(Session):
-    """From host arrays to host arrays, except in `repeated`."""
+    """From host arrays to host arrays, except in `repeated`. States stay on the device, from call to call; a session
+    reads them from `states`, by name, and puts new ones there."""
 
-    def __init__(self, graph: Graph, provider: str) -> None:
+    def __init__(self, graph: OnnxGraph, provider: str, states: dict[str, Any]) -> None:
         self._ort: Any = importlib.import_module("onnxruntime")
         if provider not in self._ort.get_available_providers():
             raise UserError(
@@ -47,7 +48,7 @@ class OnnxRuntime(Session):
                 "pip uninstall onnxruntime, then pip install onnxruntime-webgpu"
             )
         self._provider = provider
-        path = str(graph.onnx())
+        path = str(graph.path)
         try:
             self._session = self._make(path, whole=True)
         except UserError:
@@ -61,6 +62,10 @@ class OnnxRuntime(Session):
         self._values: list[Any] = []
         self._bindings: list[Any] = []
         self._helpers: list[Any] = []
+        self._graph, self._states = graph, states
+        for state in graph.states:
+            if state.name not in states:
+                states[state.name] = self._upload(state.initial())
 
     def _make(self, model: str | bytes, *, whole: bool) -> Any:
         """`whole`: fails where an operator would be left to the CPU provider."""
@@ -75,7 +80,28 @@ class OnnxRuntime(Session):
 
     def prepare(self, arrays: Sequence[np.ndarray]) -> Callable[[], Any]:
         feed = self._feed(arrays)
-        return lambda: self._session.run(None, feed)
+        if not self._graph.states:
+            return lambda: self._session.run(None, feed)
+        names = [item.name for item in self._session.get_inputs()][len(feed) :]
+        reads = [(name, state.name) for name, state in zip(names, self._graph.states, strict=True)]
+        outputs = [item.name for item in self._session.get_outputs()]
+        count = len(outputs) - len(self._graph.written)
+        device = "cpu" if self._provider == CPU else _ON_DEVICE
+
+        def call() -> list[np.ndarray]:
+            binding = self._session.io_binding()
+            for name, array in feed.items():
+                binding.bind_cpu_input(name, array)
+            for name, state in reads:
+                binding.bind_ortvalue_input(name, self._states[state])
+            for index, name in enumerate(outputs):
+                binding.bind_output(name, "cpu" if index < count else device, 0)
+            self._session.run_with_iobinding(binding)
+            values = binding.get_outputs()
+            self._states |= zip(self._graph.written, values[count:], strict=True)
+            return [value.numpy() for value in values[:count]]
+
+        return call
 
     def repeated(self, arrays: Sequence[np.ndarray]) -> Callable[[int], float]:
         if self._provider == CPU:
@@ -107,7 +133,8 @@ class OnnxRuntime(Session):
 
     def _feed(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         names = [item.name for item in self._session.get_inputs()]
-        return dict(zip(names, (np.ascontiguousarray(array) for array in arrays), strict=True))
+        own = names[: len(names) - len(self._graph.states)]
+        return dict(zip(own, (np.ascontiguousarray(array) for array in arrays), strict=True))
 
     def _upload(self, array: np.ndarray) -> Any:
         """A value on the GPU: the Python package makes none from an array, but keeps the output of a graph there."""

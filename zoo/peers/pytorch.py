@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from zoo.peers.graph import Graph, Session
+from zoo.peers.graph import Graph
+from zoo.peers.session import Session
 
 
 class Torch(Session):

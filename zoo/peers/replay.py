@@ -16,7 +16,9 @@ import numpy as np
 from backend.runtime.device_tensor import DeviceTensor
 from recipes.recipe import UserError
 from zoo.console import quiet_libraries
-from zoo.peers.graph import Graph, Graphs, Session
+from zoo.peers.apart import Gone
+from zoo.peers.graph import Graph, Graphs
+from zoo.peers.session import Seconds, Session
 from zoo.peers.table import Peer, one_line
 
 
@@ -59,11 +61,15 @@ def _copied(value: Any) -> np.ndarray:
     return np.array(value.numpy() if isinstance(value, DeviceTensor) else value)
 
 
+# Outputs farther from ours than this share of the largest are those of other states, where states went wrong before.
+OTHER_STATE = 0.02
+
+
 @dataclass
 class Replayed:
     """A peer ready for its turns. `max_abs_diff`: the farthest of its outputs from ours."""
 
-    run: Callable[[], object]
+    run: Callable[[], Seconds]
     max_abs_diff: float
     note: str
 
@@ -75,10 +81,11 @@ class Side:
         self.peer = peer
         self._graphs = graphs
         self._sessions: dict[Graph, Session] = {}
-        self._refused: dict[str, UserError] = {}  # by method: what keeps state does so at any shape
+        self._refused: dict[str, UserError] = {}  # by method: what one shape lacks, others do
+        self._behind = ""  # why its states are not what ours are
 
-    def replay(self, calls: Sequence[Call]) -> Replayed:
-        """Makes the calls ready and does them twice, as ours were when they were kept.
+    def replay(self, calls: Sequence[Call], before: Sequence[Call] = ()) -> Replayed:
+        """Does the calls, and those that came before them, and compares what they give.
 
         Raises `UserError` where the peer cannot.
         """
@@ -86,29 +93,59 @@ class Side:
             raise UserError("the workload calls no method of the program")
         with quiet_libraries():
             try:
-                sessions = [self._open(call) for call in calls]
-                ready = [session.prepare(call.inputs) for session, call in zip(sessions, calls, strict=True)]
-                for one in ready:
-                    one()
+                # First all that it needs, so that what fails there leaves no state half-way.
+                for call in (*before, *calls):
+                    self._open(call)
+                for call in before:
+                    self._first(call)
                 worst = 0.0
-                for one, session, call in zip(ready, sessions, calls, strict=True):
-                    worst = max(worst, difference(call.outputs, session.fetch(one())))
-            except UserError:
-                raise
+                ready = []
+                for call in calls:
+                    session, one, outputs = self._first(call)
+                    worst = max(worst, difference(call.outputs, outputs))
+                    ready.append((session, one))
             except Exception as error:
-                raise UserError(one_line(error)) from error
+                raise self._failed(error, (*before, *calls)) from error
+        if self._behind and worst > OTHER_STATE * max(largest(call.outputs) for call in calls):
+            raise UserError(f"its state is not what ours is, for it could not do what writes it: {self._behind}")
+        sessions = [session for session, _ in ready]
+        prepared = [one for _, one in ready]
 
-        def run() -> None:
-            for one in ready:
-                one()
+        def run() -> Seconds:
+            try:
+                return Seconds(sessions[0].turn(prepared))
+            except Exception as error:
+                reason = self._failed(error, calls)
+                if isinstance(error, Gone):
+                    self._refused |= {call.method: reason for call in calls}
+                raise reason from error
 
         return Replayed(run, worst, "; ".join(sorted({session.note for session in sessions if session.note})))
+
+    def _first(self, call: Call) -> tuple[Session, Callable[[], Any], list[np.ndarray]]:
+        """A call made ready and done: its session, what does it again, what it gave."""
+        session = self._open(call)
+        try:
+            one = session.prepare(call.inputs)
+            return session, one, session.fetch(one())
+        except Gone as error:
+            self._refused[call.method] = UserError(f"{error} (in {call.method})")
+            raise self._refused[call.method] from error
+
+    def _failed(self, error: Exception, calls: Sequence[Call]) -> UserError:
+        """The reason why it could not do the calls, or not to their end."""
+        reason = error if isinstance(error, UserError) else UserError(one_line(error))
+        if any(self._graphs.states(call.method) for call in calls):
+            self._behind = str(reason)
+        return reason
 
     def _open(self, call: Call) -> Session:
         if call.method in self._refused:
             raise self._refused[call.method]
         graph = self._graphs.at(call.method, call.inputs)
-        if graph not in self._sessions:
+        if graph not in self._sessions or self._sessions[graph].gone:
+            if graph in self._sessions and self._graphs.states(call.method):
+                self._behind = "its process ended, and its states with it"
             try:
                 self._sessions[graph] = self.peer.open(graph)
             except UserError as error:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from recipes.recipe import UserError, deferred
 
 if TYPE_CHECKING:
-    from zoo.peers.graph import Graph, Session
+    from zoo.peers.graph import Graph
+    from zoo.peers.session import Session
 
 _EXTRA = "pip install 'webgpu-zoo[bench]'"
 _ONNX = ("onnx", "onnxscript")
+PATIENCE = 600.0  # seconds that a peer with a process of its own may take in all to get ready
 _LONGEST = 240  # characters of a reason: its begin and its end, where it is longer
 
 
@@ -48,8 +50,16 @@ class Peer:
 def one_line(error: BaseException) -> str:
     """What another engine said, short enough for a table."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return shorten(f"{type(error).__name__}: {lines[0] if lines else 'no message'}")
+
+
+def shorten(said: str) -> str:
     return said if len(said) <= _LONGEST else f"{said[: _LONGEST // 2]} … {said[-_LONGEST // 2 :]}"
+
+
+def _apart(place: str) -> Callable[[Graph], Session]:
+    """The opener of a peer that runs ONNX files, in a process of its own."""
+    return lambda graph: graph.owner.workers.open(graph, place)
 
 
 def _no_cuda() -> str | None:
@@ -65,13 +75,13 @@ PEERS = {
             "onnxruntime-webgpu",
             "ONNX Runtime's WebGPU provider, host arrays in and out",
             ("onnxruntime", *_ONNX),
-            deferred("zoo.peers.onnx_runtime:on_webgpu"),
+            _apart("zoo.peers.onnx_runtime:on_webgpu"),
         ),
         Peer(
             "tinygrad",
             "tinygrad's WEBGPU device, its ONNX frontend under TinyJit, host arrays in and out",
             ("tinygrad", "pydawn", *_ONNX),
-            deferred("zoo.peers.tiny_grad:TinyGrad"),
+            _apart("zoo.peers.tiny_grad:TinyGrad"),
         ),
         Peer(
             "cuda",
@@ -85,7 +95,7 @@ PEERS = {
             "onnxruntime-cpu",
             "ONNX Runtime's CPU provider",
             ("onnxruntime", *_ONNX),
-            deferred("zoo.peers.onnx_runtime:on_cpu"),
+            _apart("zoo.peers.onnx_runtime:on_cpu"),
             by_default=False,
         ),
         Peer("compile", "torch.compile on the CPU", ("torch",), deferred("zoo.peers.pytorch:compiled"), False),
