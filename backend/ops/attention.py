@@ -84,6 +84,10 @@ class Tile:
     def keys(self) -> int:
         return 4 * self.TX * self.RN
 
+    def iterations(self, depth: int) -> int:
+        """Of all loops of a step."""
+        return -(-depth // self.KT) * (1 + self.KT // 4) + self.keys // self.KV * (1 + self.KV // 4) + 4
+
     def blocks(self, columns: int) -> int:
         """RC: quads of columns of v an invocation keeps."""
         return -(-columns // (4 * self.TX))
@@ -184,7 +188,7 @@ def _lower(call: Call, b: Builder) -> Value:
     job = Job(tuple(out.shape), out.dtype, batch * heads, sides, vec, reads, params, constants)
     if queries <= FEW_QUERIES:
         return _launch_few(job, b)
-    tile = choose(job, b) if usable(b) else None
+    tile = choose(job, b) if usable(b) or _is_long(job, b) else None
     return _launch_many(job, b) if tile is None else _launch_wide(tile, job, b)
 
 
@@ -201,6 +205,12 @@ def _side(tensor: Tensor, outer: int, depth: int) -> Operand:
     steps = [0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)]
     batch = (0, 0, *steps[:-2])[-2:]
     return Operand(tensor, batch, tensor.strides[outer], tensor.strides[depth])
+
+
+def _is_long(job: Job, b: Builder) -> bool:
+    """Whether the loops of attention.wgsl, which shares no keys out, would be more than the device makes."""
+    most = b.capabilities.most_iterations
+    return most is not None and -(-job.params["keys"] // 32) * (33 * -(-job.params["depth"] // 32) + 64) > most
 
 
 def _launch_many(job: Job, b: Builder) -> Value:
@@ -245,6 +255,9 @@ def _launch_wide(tile: Tile, job: Job, b: Builder) -> Value:
     q_tiles = -(-queries // tile.queries)
     steps = -(-keys // tile.keys)
     spans = min(-(-tile.busy // (job.pairs * q_tiles * chunks)), MOST_SPANS, steps)
+    most = b.capabilities.most_iterations
+    if most is not None:
+        spans = max(spans, -(-steps * tile.iterations(job.params["depth"]) // most))
     reads = dict(job.reads)
     params = job.params | {"chunks": chunks, "q_tiles": q_tiles, "spans": spans}
     constants = job.constants | tile.constants | {"RC": tile.blocks(-(-width // chunks))}

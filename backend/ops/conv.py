@@ -30,7 +30,6 @@ FEW_TILES = 24  # below so many 64 x 64 tiles, smaller ones keep more of the GPU
 SHALLOW = 8  # below so many products a result, staging does not pay
 LONGEST = 8  # taps in a row: so many are unrolled
 SPAN = 8  # positions of a row that an invocation of conv_lanes sums
-MOST_ITERATIONS = 60000  # of an invocation: llvmpipe ends its loops, without a word, after 65535 of all together
 LARGE = 2**26  # bytes above which products of a transposed convolution are not kept, but gathered from the inputs
 
 
@@ -160,8 +159,9 @@ def _forward(x: Value, weight: Value, g: Geometry, whole: tuple[int, ...], dtype
                 x = values.slice_(x, 2 + axis, 0, g.out[axis], g.stride[axis])
         x = b.reshape(x, (g.batch, g.in_c, g.positions))
         return b.reshape(product(b.reshape(weight, (g.out_c, g.in_c)), x, dtype, b), whole)
-    pieces = -(-g.iterations // MOST_ITERATIONS)
-    if b.capabilities.on_processor and pieces > 1 and g.sets == 1:
+    most = b.capabilities.most_iterations
+    pieces = 1 if most is None else -(-g.iterations // most)
+    if pieces > 1 and g.sets == 1:
         return _in_pieces(-(-g.in_c // pieces), x, weight, g, whole, dtype, b)
     source = b.tensor(x)
     few = g.batch == 1 and g.sets == 1 and g.positions <= FEW_POSITIONS

@@ -206,6 +206,13 @@ def _lower_pool(mode: str, dims: int, adaptive: bool = False) -> Lower:
         if mode == "avg" and not adaptive:
             params["divisor"] = float(call.get("divisor_override", 0))
             params["count_pad"] = int(call.get("count_include_pad", True))
+        if adaptive:
+            window = [
+                -(-size // max(out, 1)) + 1 for size, out in zip(x.shape[-dims:], spec.shape[-dims:], strict=True)
+            ]
+        else:
+            window = _listed(call["kernel_size"], dims)
+        b.capabilities.check_iterations(math.prod(size + 2 for size in window), f"pooling windows of {window}")
         constants = {"MODE": mode, "AXES": _AXES[-dims:], "ADAPTIVE": adaptive, "INDICES": where is not None}
         groups = -(-params["count"] // WORKGROUP)
         if where is None:

@@ -24,7 +24,7 @@ from backend.runtime.builder import Builder, Vector
 from backend.runtime.tensor import COMPUTE, Tensor, merge_dims, reshape_strides
 from backend.runtime.value import Iota, Load, Value
 
-GEMV_ROWS = 8
+MOST_WHOLE = 32768  # whole numbers that are added one after the other
 FEW_ROWS = 16  # up to so many rows, or columns, a product reads its matrix once
 FEW_TILES = 24  # below so many 64 × 64 tiles, smaller ones keep more of a GPU busy; a CPU has few cores to keep busy
 FEW_TILES_CPU = 2
@@ -93,7 +93,10 @@ def product(left: Value, right: Value, dtype: str, b: Builder) -> Value:
         if folded is not None:
             first = first.with_view((math.prod(first.shape[:-1]), depth), (folded[0], first.strides[-1]), first.offset)
             second = second.with_view(second.shape[-2:], second.strides[-2:], second.offset)
-    chunk = _chunk(math.prod(shape), min(rows, cols), depth) if COMPUTE[dtype] == "f32" else depth
+    if COMPUTE[dtype] == "f32":
+        chunk = _chunk(math.prod(shape), min(rows, cols), depth)
+    else:  # whole numbers wrap alike in any order, and no loop grows too long
+        chunk = min(depth, MOST_WHOLE)
     launch = _launch if chunk == depth else functools.partial(_launch_in_parts, chunk)
     result = launch(first, second, shape, dtype, b)
     return result if result.dtype == dtype else values.cast(result, dtype)
@@ -119,7 +122,8 @@ def _launch_in_parts(chunk: int, first: Tensor, second: Tensor, shape: Sequence[
         return tensor.with_view((*tensor.shape[:-2], parts, *own), strides, tensor.offset)
 
     whole = (*shape[:-2], parts, rows, cols)
-    sums = b.movable(_launch(split(first, -1, (rows, chunk)), split(second, -2, (chunk, cols)), whole, "float32", b))
+    kind = "float32" if COMPUTE[dtype] == "f32" else dtype if dtype == "int64" else "int32"
+    sums = b.movable(_launch(split(first, -1, (rows, chunk)), split(second, -2, (chunk, cols)), whole, kind, b))
     slices = [b.reshape(values.slice_(sums, len(shape) - 2, part, 1), shape) for part in range(parts)]
     if depth % chunk:
         left, right = values.of_tensor(first), values.of_tensor(second)
@@ -128,8 +132,9 @@ def _launch_in_parts(chunk: int, first: Tensor, second: Tensor, shape: Sequence[
             for side, axis in ((left, -1), (right, -2))
         ]
         assert rest[0] is not None and rest[1] is not None
-        slices.append(b.movable(_launch(rest[0], rest[1], shape, "float32", b)))
-    return b.pointwise(" + ".join(f"{{{i}}}" for i in range(len(slices))), slices, dtype, shape)
+        slices.append(b.movable(_launch(rest[0], rest[1], shape, kind, b)))
+    made = dtype if kind == "float32" else kind
+    return b.pointwise(" + ".join(f"{{{i}}}" for i in range(len(slices))), slices, made, shape)
 
 
 def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:

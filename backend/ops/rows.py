@@ -17,6 +17,7 @@ from backend.runtime.value import Value
 # A row this long is cut into chunks, one a workgroup, when there are too few rows to keep a GPU busy.
 _SPLIT_LENGTH, _CHUNK, _FEW_ROWS, _MAX_SPLITS = 8192, 2048, 64, 256
 
+PASSES = 3  # over a row, at most
 MAX_HELD = 16  # elements that a lane keeps in registers between passes
 _WIDE, _NARROW = 256, 64  # workgroup sizes: WebGPU guarantees 256 invocations
 # On a processor, lanes -> the longest row that they take. Lanes wait for each other at barriers, which cost more there
@@ -50,6 +51,7 @@ class Rows:
         """(constants workgroup, lanes, minor, flat; number of groups)."""
         n = self.n
         flat = wants_few_lanes(b)
+        b.capabilities.check_iterations(PASSES * n // _WIDE, f"a row of {n} elements")
         if flat:
             lanes = next(lanes for lanes, longest in _LONGEST.items() if n <= longest)
             workgroup = max(_NARROW, lanes)

@@ -40,11 +40,20 @@ class Capabilities:
     max_invocations: int = 256
     adapter_type: str = "Unknown"
     tile_rule: Any = None  # a `backend.ops.tiles.Rule` of this adapter, or None for the shipped one
+    most_iterations: int | None = None  # that the loops of an invocation may make together, where there is a limit
 
     @property
     def on_processor(self) -> bool:
         """Whether the adapter is a processor that stands in for a GPU."""
         return self.adapter_type == "CPU"
+
+    def check_iterations(self, count: int, what: str) -> None:
+        """Raises `DeviceError` where an invocation would need more: its loops would end early, without a word."""
+        if self.most_iterations is not None and count > self.most_iterations:
+            raise DeviceError(
+                f"{what} takes loops of {count} iterations, and this adapter ends them after {self.most_iterations}: "
+                "use another adapter (ZOO_ADAPTER; `zoo doctor` lists them)"
+            )
 
 
 @dataclass(eq=False)

@@ -190,6 +190,10 @@ class DelegateResources:
         return self._states.scratch(self.device, sizes, exact=first)
 
 
+# llvmpipe ends all loops of an invocation, without a word, after 65535 iterations together.
+_LLVMPIPE_ITERATIONS = 60000
+
+
 def capabilities(device: Device) -> Capabilities:
     from backend.ops import calibration
 
@@ -201,4 +205,5 @@ def capabilities(device: Device) -> Capabilities:
         max_invocations=device.limit("max-compute-invocations-per-workgroup"),
         adapter_type=str(device.adapter.info["adapter_type"]),
         tile_rule=None if on_processor else calibration.load(device.adapter),
+        most_iterations=_LLVMPIPE_ITERATIONS if "llvmpipe" in device.adapter.info["device"] else None,
     )

@@ -10,7 +10,9 @@ from harness import EXACT, check_op, overload, refusal_of, run_graph, run_op
 from backend.expr import Expr
 from backend.graph import Graph, Node, Ref, ShapeError, TensorSpec, to_blob
 from backend.ops import registry
-from backend.runtime.delegate import Delegate
+from backend.runtime.delegate import Delegate, capabilities
+from backend.runtime.device import get_device
+from backend.runtime.errors import DeviceError
 
 FLOATS = [torch.float32, torch.float16]
 CUBIC = 2e-6  # sums of 16 products; weights add up to 1.5 in size on each axis
@@ -266,3 +268,14 @@ def test_refusals():
     whole = torch.ones(1, 1, 4, 4, dtype=torch.int64)
     assert "int64" in refusal_of("aten.max_pool2d_with_indices.default", whole, [2, 2])
     assert "uint8" in refusal_of("aten.upsample_nearest2d.vec", whole.to(torch.uint8), [8, 8], None)
+
+
+@pytest.mark.parametrize(
+    "op, arguments", [("aten.avg_pool2d.default", ([300, 300],)), ("aten._adaptive_avg_pool2d.default", ([1, 1],))]
+)
+def test_a_window_of_a_whole_large_picture(op, arguments):
+    """Right, or refused by a device that would end its loop early: never something in between."""
+    try:
+        check_op(op, rand(1, 2, 300, 300), *arguments, atol=1e-4)  # 90000 numbers in a row
+    except DeviceError as error:
+        assert capabilities(get_device()).most_iterations is not None and "pooling windows of" in str(error)

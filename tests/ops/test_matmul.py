@@ -347,3 +347,14 @@ def test_wide_tiles_with_what_must_not_leak(tile, monkeypatch):
     x, y = torch.randn(20, 21), torch.randn(21, 35)
     x[3, 20], y[20, 34] = float("inf"), float("nan")
     check_op("aten.mm.default", x, y, **SUMS)
+
+
+@pytest.mark.parametrize("dtype", (torch.int32, torch.int64, torch.int8))
+def test_whole_numbers_of_great_depth(dtype):
+    """More than a device that ends long loops adds up in one; the last part is short. Small ints wrap as in torch."""
+    torch.manual_seed(0)
+    check_op(
+        "aten.mm.default",
+        torch.randint(-3, 4, (33, 70001), dtype=dtype),
+        torch.randint(-3, 4, (70001, 35), dtype=dtype),
+    )

@@ -13,6 +13,7 @@ from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
 from backend.runtime import builder, memory, plan
 from backend.runtime.builder import Capabilities, fold, lower_graph
 from backend.runtime.delegate import Delegate
+from backend.runtime.errors import DeviceError
 from tests.passes.make import Maker
 from zoo.eager import interpret
 
@@ -234,3 +235,12 @@ def test_symbolic_arguments_are_evaluated(rows):
     graph.nodes = [Node("aten.view_copy.default", {"self": Ref(x), "size": [Expr("*", (size, 3))]}, (y,))]
     array = torch.randn(rows, 3)
     np.testing.assert_array_equal(run(graph, [array])[0], array.reshape(-1).numpy())
+
+
+def test_loops_that_a_device_would_end_are_refused():
+    """llvmpipe ends all loops of an invocation after 65535 iterations, and says nothing."""
+    Capabilities().check_iterations(10**9, "a row")
+    short = Capabilities(most_iterations=60000)
+    short.check_iterations(60000, "a row")
+    with pytest.raises(DeviceError, match="a row of 9 elements takes loops of 60001 iterations, and this adapter ends"):
+        short.check_iterations(60001, "a row of 9 elements")
