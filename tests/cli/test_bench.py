@@ -120,6 +120,7 @@ def test_peers_beside_ours(toy: Recipe, fakes: None, tmp_path: Path, monkeypatch
         for side in ("right", "eager"):
             row = rows[method, side]
             assert row["max_abs_diff"] < 1e-6 and row["runs"] == 3 and row["times_first"] > 0
+        assert rows[method, "portable"]["first_ms"] > 0 and "first_ms" not in rows[method, "right"]  # which came later
         assert rows[method, "wrong"]["max_abs_diff"] == pytest.approx(rows[method, "wrong"]["max_abs_ours"], rel=1e-5)
         assert rows[method, "broken"]["missing"] == "RuntimeError: no kernel for this"
         assert rows[method, "failing"]["missing"] == "RuntimeError: device lost"
@@ -127,6 +128,7 @@ def test_peers_beside_ours(toy: Recipe, fakes: None, tmp_path: Path, monkeypatch
     assert rows["count", "wrong"]["max_abs_ours"] == 2 * 2  # the second turn of a counter of ones
     assert rows["count", "apart"]["max_abs_diff"] == 0 and rows["count", "apart"]["note"] == "with total"
     assert rows["scale", "apart"]["missing"] == "NotImplementedError: no operator scale"
+    assert report["programs"][0]["load_ms"] > 0
     assert report["machine"]["versions"]["torch"] == torch.__version__
     with pytest.raises(UserError, match=r"no side sorcery .*apart, .*eager"):
         models.bench(toy, requests, runs=1, against=["sorcery", "eager"])

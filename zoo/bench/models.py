@@ -57,7 +57,8 @@ def bench(
     A call is timed from numpy arrays in to numpy arrays out, upload and readback included, where a row has no note that
     says otherwise. `against` names the other sides to time: by default all that the recipe has, and the peers that are
     installed. `memory` runs the recipe's sample once more on every backend, in a process of its own, for its peak
-    resident bytes. `only`: the workloads whose names contain it. `patience`: seconds that each peer with a process of
+    resident bytes. How long loading a program took and each side's first call, with all that it makes ready, stands
+    beside. `only`: the workloads whose names contain it. `patience`: seconds that each peer with a process of
     its own may take to get ready for all of them.
     Raises `UserError` for a backend that only exports, runs or seconds below 1, a side that no workload has, a
     peer that cannot run here and an `only` that no name contains.
@@ -73,7 +74,12 @@ def bench(
         check_target(request.backend, to_run=True)
     peers = choose(against)
     paths = {request.backend: ensure_exported(recipe, request) for request in requests}
-    programs = {backend: Listener(Program.load(path, runtime)) for backend, path in paths.items()}
+    programs: dict[str, Listener] = {}
+    load_ms: dict[str, float] = {}
+    for backend, path in paths.items():
+        start = time.perf_counter()
+        programs[backend] = Listener(Program.load(path, runtime))
+        load_ms[backend] = 1e3 * (time.perf_counter() - start)
     with step(f"{recipe.name}: inputs"), quiet_libraries():
         workloads = (recipe.workloads or functools.partial(_methods, recipe))(programs, requests[0])
     if not (chosen := [workload for workload in workloads if only in workload.name]):
@@ -104,7 +110,10 @@ def bench(
     }
     if "webgpu" in programs and any(workload.weight_bytes for workload in workloads):
         report["copy_gb_s"] = _add_copy_times(results, workloads)
-    report["programs"] = [_describe(recipe, request, paths[request.backend], memory) for request in requests]
+    report["programs"] = [
+        {**_describe(recipe, request, paths[request.backend], memory), "load_ms": load_ms[request.backend]}
+        for request in requests
+    ]
     for program in programs.values():
         program.close()
     return report
@@ -217,7 +226,10 @@ def _time(
         heard: list[list[Call]] = []
         for turn in range(max(warmup, least)):
             program.calls = [] if others and turn <= LISTENED else None
-            turns.round()
+            taken = turns.round()
+            if turn == 0:
+                for side, seconds in taken.items():
+                    turns.told.setdefault(side, {})["first_ms"] = 1e3 * seconds
             if program.calls is not None:
                 heard.append(program.calls)
                 program.calls = None
@@ -286,12 +298,13 @@ def _compare(turns: _Turns, first: str) -> None:
     ours = _arrays(turns.given.get(first))
     for side in turns.calls:
         theirs = _arrays(turns.given.get(side))
-        if side == first or side in turns.told or not ours or not theirs:
+        told = turns.told.setdefault(side, {})
+        if side == first or "max_abs_diff" in told or not ours or not theirs:
             continue
         try:
-            turns.told[side] = {"max_abs_diff": difference(ours, theirs), "max_abs_ours": largest(ours)}
+            told |= {"max_abs_diff": difference(ours, theirs), "max_abs_ours": largest(ours)}
         except UserError as error:
-            turns.told[side] = {"note": str(error)}
+            told["note"] = str(error)
 
 
 def _arrays(result: object) -> list[np.ndarray]:

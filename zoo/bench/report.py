@@ -143,7 +143,14 @@ def _model(report: Mapping[str, Any], number: int) -> list[str]:
             dispatches = f", {method['dispatches']} dispatches" if "dispatches" in method else ""
             parts.append(f"`{name}` {method['ops']} operators{dispatches}")
         peak = f"; peak memory of a run {program['peak_bytes'] / 1e6:.0f} MB" if "peak_bytes" in program else ""
-        lines += ["", f"{program['backend']}: {program['bytes'] / 1e6:.1f} MB; {'; '.join(parts)}{peak}."]
+        start = f"; loaded in {program['load_ms']:.0f} ms" if "load_ms" in program else ""
+        firsts = [
+            f"{row['first_ms']:.0f} ms (`{row['workload']}`)"
+            for row in report["results"]
+            if row["side"] == program["backend"] and "first_ms" in row
+        ]
+        start += f", first calls {', '.join(firsts)}" if firsts else ""
+        lines += ["", f"{program['backend']}: {program['bytes'] / 1e6:.1f} MB; {'; '.join(parts)}{peak}{start}."]
     return lines
 
 
