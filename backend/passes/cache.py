@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from backend.graph import Graph, Node, Ref
-from backend.passes.match import CASTS, PERMUTES, SLICES, TRANSPOSES, Rewriter, origins
-from backend.passes.norms import _both_ways
+from backend.passes.match import CASTS, PERMUTES, SLICES, TRANSPOSES, Rewriter, both_ways, origins
 
 _COPY = ("aten.index_copy.default",)
 _HEADS = 2  # the axis of the heads in the projection, and of the positions in the caches
@@ -92,7 +91,7 @@ class _Readers(Rewriter):
         eps: float | None = None
         scaled = self.producer(x, ("aten.mul.Tensor",), once=True)
         if scaled is not None:
-            for factor, normed in _both_ways(scaled):
+            for factor, normed in both_ways(scaled):
                 if isinstance(factor, Ref) and self.spec(factor).is_constant and self.spec(factor).rank <= 2:
                     weight, x = factor, normed
                     taken.append(scaled)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from backend.graph import Graph, Node
-from backend.passes.match import SLICES, Rewriter, origins, rewrite
+from backend.passes.match import SLICES, Rewriter, both_ways, origins, rewrite
 
 
 def fuse_swiglu(graph: Graph) -> Graph:
@@ -16,7 +16,7 @@ def fuse_swiglu(graph: Graph) -> Graph:
 def _swiglu(look: Rewriter, node: Node) -> Sequence[Node] | None:
     if node.op != "aten.mul.Tensor":
         return None
-    for first, second in ((node.args["self"], node.args["other"]), (node.args["other"], node.args["self"])):
+    for first, second in both_ways(node):
         silu = look.producer(first, ("aten.silu.default",), once=True)
         parts = [look.producer(part, SLICES, once=True) for part in (silu and silu.args["self"], second)]
         if silu is None or parts[0] is None or parts[1] is None:

@@ -87,6 +87,12 @@ def origins(*nodes: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for node in nodes for name in node.origin))
 
 
+def both_ways(node: Node) -> list[tuple[Any, Any]]:
+    """The operands of a sum or product, in either order."""
+    first, second = node.args["self"], node.args["other"]
+    return [(first, second), (second, first)]
+
+
 def swaps_last_two(node: Node, rank: int) -> bool:
     """Whether a permute or transpose exchanges the last two axes and nothing else."""
     if rank < 2:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from backend.graph import Graph, Node, Ref
-from backend.passes.match import CASTS, Rewriter, origins, rewrite
+from backend.passes.match import CASTS, Rewriter, both_ways, origins, rewrite
 
 _MUL = ("aten.mul.Tensor",)
 _SQUARES = ("aten.pow.Tensor_Scalar", "aten.mul.Tensor", "aten.square.default")
@@ -22,7 +22,7 @@ def fuse_rms_norm(graph: Graph) -> Graph:
 def _weighted(look: Rewriter, node: Node) -> Sequence[Node] | None:
     if node.op not in _MUL:
         return None
-    for weight, normed in _both_ways(node):
+    for weight, normed in both_ways(node):
         if not (isinstance(weight, Ref) and isinstance(normed, Ref)) or look.spec(weight).rank != 1:
             continue
         taken = [node]
@@ -41,7 +41,7 @@ def _bare(look: Rewriter, node: Node) -> Sequence[Node] | None:
 
 
 def _fused(look: Rewriter, root: Node, inner: Node, weight: Ref | None, taken: list[Node]) -> Sequence[Node] | None:
-    for x, scale in _both_ways(inner):
+    for x, scale in both_ways(inner):
         found = _scale_of(look, x, scale)
         if found is None:
             continue
@@ -84,17 +84,12 @@ def _scale_of(look: Rewriter, x: Any, scale: Any) -> tuple[float, list[Node]] | 
     return eps, [root, total, mean, square]
 
 
-def _both_ways(node: Node) -> list[tuple[Any, Any]]:
-    first, second = node.args["self"], node.args["other"]
-    return [(first, second), (second, first)]
-
-
 def fuse_silu(graph: Graph) -> Graph:
     return rewrite(graph, _silu)
 
 
 def _silu(look: Rewriter, node: Node) -> Sequence[Node] | None:
-    for x, gate in _both_ways(node) if node.op in _MUL else ():
+    for x, gate in both_ways(node) if node.op in _MUL else ():
         sigmoid = look.producer(gate, ("aten.sigmoid.default",), once=True)
         if sigmoid is not None and sigmoid.args["self"] == x:
             fused = Node("aten.silu.default", {"self": x}, node.outputs, origins(sigmoid, node))

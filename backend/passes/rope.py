@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from backend.graph import Graph, Node, Ref
-from backend.passes.match import RESHAPES, SLICES, UNSQUEEZES, Rewriter, origins, rewrite
-from backend.passes.norms import _both_ways
+from backend.passes.match import RESHAPES, SLICES, UNSQUEEZES, Rewriter, both_ways, origins, rewrite
 
 _MUL, _NEG, _CAT = ("aten.mul.Tensor",), ("aten.neg.default",), ("aten.cat.default",)
 
@@ -22,13 +21,13 @@ def fuse_rope(graph: Graph) -> Graph:
 def _rope(look: Rewriter, node: Node) -> Sequence[Node] | None:
     if node.op != "aten.add.Tensor" or node.args.get("alpha", 1) != 1:
         return None
-    for left, right in _both_ways(node):
+    for left, right in both_ways(node):
         plain, turned = (look.producer(side, _MUL, once=True) for side in (left, right))
         if plain is None or turned is None:
             continue
-        for rotated, sin in _both_ways(turned):
+        for rotated, sin in both_ways(turned):
             found = _rotated(look, rotated)
-            for x, cos in _both_ways(plain) if found is not None else ():
+            for x, cos in both_ways(plain) if found is not None else ():
                 if found is None or x != found[0] or not isinstance(sin, Ref) or not isinstance(cos, Ref):
                     continue
                 args = {"x": x, "cos": cos, "sin": sin, "interleaved": found[1]}
