@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,7 +69,9 @@ def test_windows_take_no_copies(exported: tuple[Path, ExportReport]) -> None:
     blocks = 6
     assert sum("layer_norm" in kernel for kernel in kernels) == 2 * blocks
     assert sum("pad" in kernel for kernel in kernels) == 2
-    assert len(kernels) <= 75, kernels
+    # On a processor attention is two products and a softmax between them.
+    attention = ["attention" in kernel for kernel in kernels]
+    assert len(kernels) - sum(map(operator.and_, attention, attention[1:])) <= 75, kernels
 
 
 def test_check_passes(exported: tuple[Path, ExportReport]) -> None:
