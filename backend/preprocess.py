@@ -52,10 +52,7 @@ def lowest_sizes(specs: list[CompileSpec]) -> dict[str, int]:
 
 
 def constant_bytes(converted: Converted, key: str) -> bytes:
-    """Bytes of a constant of the program, of the packed form of quantized codes, or of several of either in a row."""
-    sources = joined_sources(key)
-    if len(sources) > 1:
-        return b"".join(constant_bytes(converted, source) for source in sources)
+    """Bytes of a constant of the program, or of the packed form of quantized codes."""
     packed = packed_source(key)
     if packed is None:
         return tensor_bytes(converted.data[key]())
@@ -79,6 +76,7 @@ class ZooWebGPU(BackendDetails):
                 raise RuntimeError(f"{node.op} was taken by the partitioner, but is refused: {reason}")
         store = NamedDataStore()
         store.add_named_data(PRESENCE_KEY, b"\0", alignment=ALIGNMENT)
-        for key in sorted({spec.constant for spec in graph.values if spec.constant is not None}):
+        stored = {spec.constant for spec in graph.values if spec.constant is not None}
+        for key in sorted({source for whole in stored for source in joined_sources(whole)}):
             store.add_named_data(key, constant_bytes(converted, key) or b"\0", alignment=ALIGNMENT)
         return PreprocessResult(processed_bytes=to_blob(graph), data_store_output=store.get_named_data_store_output())

@@ -186,7 +186,7 @@ class _Product:
         self._graph = Graph([*specs, TensorSpec("float32", (rows, cols))], inputs=[0], outputs=[2])
         self._graph.nodes = [Node("aten.linear.default", {"input": Ref(0), "weight": Ref(1), "bias": None}, (2,))]
         data = weight.data.cast("B")
-        self._resources = DelegateResources(device, self._graph, lambda spec: data, StateStore())
+        self._resources = DelegateResources(device, self._graph, lambda spec: [data], StateStore())
 
     def time(self, choice: Choice) -> float:
         """µs, by the GPU's clock where it has one."""

@@ -43,7 +43,8 @@ def attend(
             code = "select({0} * {1}, -inf(), {2} > {3})"
         weights = softmax(b.pointwise(code, args, "float32", scores.shape), -1, "float32", b)
         seen_values = values.slice_(value, value.rank - 2, 0, seen)
-        parts.append(_by_head(b.movable(weights), seen_values, (*heads, count, shape[-1]), dtype, b))
+        # Computed now: until then the weights would be kept, of all blocks together.
+        parts.append(b.movable(_by_head(b.movable(weights), seen_values, (*heads, count, shape[-1]), dtype, b)))
     return concatenate(parts, len(shape) - 2, dtype, shape, b)
 
 

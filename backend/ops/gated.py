@@ -27,9 +27,12 @@ def _accepts(call: Call) -> str | None:
 
 def _lower(call: Call, b: Builder) -> Value:
     out, x = call.outputs[0], call["input"]
-    fused = tiles.gated(x.root.launch, b) if isinstance(x.root, Pending) and x.dtype == x.root.launch.dtype else None
-    if fused is not None:
-        return b.reshape(fused, out.shape)
+    launch = x.root.launch if isinstance(x.root, Pending) else None
+    # A reshaped product's halves may not be those of its columns.
+    if launch is not None and x.dtype == launch.dtype and x.shape[-1] == launch.shape[-1]:
+        fused = tiles.gated(launch, b)
+        if fused is not None:
+            return b.reshape(fused, out.shape)
     x = b.movable(x)
     halves = [values.slice_(x, x.rank - 1, start, out.shape[-1]) for start in (0, out.shape[-1])]
     return b.pointwise("(silu({0}) * {1})", halves, out.dtype, out.shape)

@@ -95,6 +95,8 @@ def product(left: Value, right: Value, dtype: str, b: Builder) -> Value:
             second = second.with_view(second.shape[-2:], second.strides[-2:], second.offset)
     if COMPUTE[dtype] == "f32":
         chunk = _chunk(math.prod(shape), min(rows, cols), depth)
+        if b.capabilities.most_iterations is not None:  # 4 lanes at least walk the depth
+            chunk = min(chunk, 4 * b.capabilities.most_iterations)
     else:  # whole numbers wrap alike in any order, and no loop grows too long
         chunk = min(depth, MOST_WHOLE)
     launch = _launch if chunk == depth else functools.partial(_launch_in_parts, chunk)
@@ -121,10 +123,12 @@ def _launch_in_parts(chunk: int, first: Tensor, second: Tensor, shape: Sequence[
         strides = (*tensor.strides[:-2], chunk * step, *tensor.strides[-2:])
         return tensor.with_view((*tensor.shape[:-2], parts, *own), strides, tensor.offset)
 
-    whole = (*shape[:-2], parts, rows, cols)
+    # The batch may have been folded into rows: what is asked for has other dims than the operands.
+    inner = (*broadcast(first.shape[:-2], second.shape[:-2]), rows, cols)
+    whole = (*inner[:-2], parts, rows, cols)
     kind = "float32" if COMPUTE[dtype] == "f32" else dtype if dtype == "int64" else "int32"
     sums = b.movable(_launch(split(first, -1, (rows, chunk)), split(second, -2, (chunk, cols)), whole, kind, b))
-    slices = [b.reshape(values.slice_(sums, len(shape) - 2, part, 1), shape) for part in range(parts)]
+    slices = [b.reshape(values.slice_(sums, len(inner) - 2, part, 1), inner) for part in range(parts)]
     if depth % chunk:
         left, right = values.of_tensor(first), values.of_tensor(second)
         rest = [
@@ -132,9 +136,9 @@ def _launch_in_parts(chunk: int, first: Tensor, second: Tensor, shape: Sequence[
             for side, axis in ((left, -1), (right, -2))
         ]
         assert rest[0] is not None and rest[1] is not None
-        slices.append(b.movable(_launch(rest[0], rest[1], shape, kind, b)))
+        slices.append(b.movable(_launch(rest[0], rest[1], inner, kind, b)))
     made = dtype if kind == "float32" else kind
-    return b.pointwise(" + ".join(f"{{{i}}}" for i in range(len(slices))), slices, made, shape)
+    return b.reshape(b.pointwise(" + ".join(f"{{{i}}}" for i in range(len(slices))), slices, made, inner), shape)
 
 
 def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from backend.expr import ExprError
 from backend.graph import ITEM_BYTES, Graph, Node, Ref, TensorSpec
 from backend.passes.match import Rewriter, origins
 from backend.quantization import joined_key
@@ -63,12 +64,13 @@ def _key(look: Rewriter, node: Node) -> Hashable | None:
 
 
 def _within(look: Rewriter, members: Sequence[Node]) -> list[list[Node]]:
-    """Neighbours whose weights are at most `MAX_BYTES` together."""
+    """Neighbours whose weights, and whose results, are at most `MAX_BYTES` together."""
     groups: list[list[Node]] = []
     used = 0
     for node in members:
         spec = look.spec(node.args["weight"])
         size = ITEM_BYTES[spec.dtype] * math.prod(spec.concrete({}))
+        size = max(size, _most_bytes(look, look.graph.values[node.outputs[0] or 0]))
         if groups and used + size <= MAX_BYTES:
             groups[-1].append(node)
             used += size
@@ -76,6 +78,15 @@ def _within(look: Rewriter, members: Sequence[Node]) -> list[list[Node]]:
             groups.append([node])
             used = size
     return [group for group in groups if len(group) > 1]
+
+
+def _most_bytes(look: Rewriter, spec: TensorSpec) -> int:
+    """Of a result whose sizes are as large as they may be; 0 where nobody said how large that is."""
+    most = {name: high for name, (_, high) in look.graph.symbols.items() if high is not None}
+    try:
+        return ITEM_BYTES[spec.dtype] * math.prod(spec.concrete(most))
+    except ExprError:
+        return 0
 
 
 def _join(look: Rewriter, group: Sequence[Node]) -> list[Node] | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from backend.graph import ITEM_BYTES, BlobError, Graph, Node, ShapeError, TensorSpec, from_blob
+from backend.quantization import joined_sources
 from backend.runtime.builder import Capabilities, lower_graph
 from backend.runtime.device import Device, get_device
 from backend.runtime.device_tensor import DeviceTensor
@@ -128,16 +129,20 @@ class Delegate:
         self._plans.clear()
         self._resources = None
 
-    def _constant_bytes(self, spec: TensorSpec) -> memoryview:
+    def _constant_bytes(self, spec: TensorSpec) -> list[memoryview]:
+        """The bytes of a constant, in as many pieces as were joined for it."""
         assert spec.constant is not None
-        try:
-            data = memoryview(self._get_data(spec.constant)).cast("B")
-        except (KeyError, LookupError) as error:
-            raise BlobError(f"the program has no data for weight {spec.constant!r}") from error
-        expected = math.prod(spec.concrete({})) * ITEM_BYTES[spec.dtype]
-        if len(data) < expected:
-            raise BlobError(f"weight {spec.constant!r} has {len(data)} bytes, expected {expected}")
-        return data[:expected]
+        pieces = []
+        for key in joined_sources(spec.constant):
+            try:
+                pieces.append(memoryview(self._get_data(key)).cast("B"))
+            except (KeyError, LookupError) as error:
+                raise BlobError(f"the program has no data for weight {key!r}") from error
+        found, expected = sum(map(len, pieces)), math.prod(spec.concrete({})) * ITEM_BYTES[spec.dtype]
+        # An empty constant has a byte in the file.
+        if found < expected or (len(pieces) > 1 and found > expected):
+            raise BlobError(f"weight {spec.constant!r} has {found} bytes, expected {expected}")
+        return pieces if len(pieces) > 1 else [pieces[0][:expected]]
 
 
 def _refusal(graph: Graph, node: Node) -> str | None:
@@ -154,7 +159,7 @@ class DelegateResources:
     """Weights, results computed from weights, states and scratch memory on one device."""
 
     def __init__(
-        self, device: Device, graph: Graph, constant_bytes: Callable[[TensorSpec], memoryview], states: StateStore
+        self, device: Device, graph: Graph, constant_bytes: Callable[[TensorSpec], list[memoryview]], states: StateStore
     ):
         self.device = device
         self.static: dict[str, Any] = {}
@@ -168,16 +173,20 @@ class DelegateResources:
     def stored(self, buffer: Buffer, keep: bool = True) -> Any:
         if buffer.kind == "state":
             spec = self._by_state[buffer.key]
-            initial = None if spec.constant is None else self._as_stored(spec, self._constant_bytes(spec)).tobytes()
+            pieces = [] if spec.constant is None else self._constant_bytes(spec)
+            initial = self._as_stored(spec, pieces[0]).tobytes() if pieces else None
             return self._states.get(self.device, spec, buffer.nbytes, initial)
         if buffer.key in self._constants:
             return self._constants[buffer.key]
         raw = buffer.key.startswith("raw:")
         spec = self._by_constant[buffer.key.removeprefix("raw:")]
         handle = self.device.buffer(buffer.nbytes, f"weight {spec.constant}")
-        data = self._constant_bytes(spec)
-        self.device.write(handle, data if raw else self._as_stored(spec, data).reshape(-1).view(np.uint8))
-        release_pages(data)  # the GPU has it now, often in the same memory
+        offset = 0
+        for data in self._constant_bytes(spec):
+            piece = data if raw else self._as_stored(spec, data).reshape(-1).view(np.uint8).data
+            self.device.write(handle, piece, offset)
+            offset += len(piece)
+            release_pages(data)  # the GPU has it now, often in the same memory
         if keep:
             self._constants[buffer.key] = handle
         return handle

@@ -417,3 +417,15 @@ def test_keys_of_a_long_context(keys, depth, masked):
     close = {"atol": 1e-5, "rtol": 1e-4}  # means of tens of thousands of values, of which a few stand out
     q, k, v = (torch.randn(1, 1, count, depth) for count in (9, keys, keys))
     check_op(SDPA, q, k, v, **mask, **close)
+
+
+def test_scores_on_a_processor_are_few_at_a_time():
+    """Eight heads of 1024 x 1024 scores are 32 MiB: they, and a copy of them, are kept for some queries at a time."""
+    graph = Graph([TensorSpec("float32", (1, 8, 1024, 16))] * 4, inputs=[0, 1, 2], outputs=[3])
+    arguments = {"query": Ref(0), "key": Ref(1), "value": Ref(2)}
+    graph.nodes = [Node(SDPA, arguments, (3,))]
+    delegate = Delegate(to_blob(graph), {}.__getitem__)
+    if not capabilities(get_device()).on_processor:
+        pytest.skip("GPUs keep no scores")
+    assert delegate.plan([(1, 8, 1024, 16)] * 3).buffer_bytes < 24 << 20
+    delegate.close()

@@ -86,6 +86,14 @@ def test_what_follows_is_in_the_store_too(gpu: Any) -> None:
     check(chain, chain.then("aten.add.Tensor", (20, 64), self=gated, other=chain.x), ["gemm_wide"])
 
 
+def test_halves_of_heads_are_not_halves_of_columns(gpu: Any) -> None:
+    """A product that is reshaped before it is gated."""
+    gpu(tiles.MEDIUM)
+    chain = Chain(20, 64)
+    heads = chain.then("aten.view_copy.default", (20, 4, 32), self=chain.linear(chain.x, 128), size=[20, 4, 32])
+    check(chain, chain.then("zoo.swiglu", (20, 4, 16), input=heads), ["gemm_wide", "pointwise"])
+
+
 def test_a_product_that_is_read_twice(gpu: Any) -> None:
     gpu(tiles.MEDIUM)
     chain = Chain(20, 64)

@@ -358,3 +358,19 @@ def test_whole_numbers_of_great_depth(dtype):
         torch.randint(-3, 4, (33, 70001), dtype=dtype),
         torch.randint(-3, 4, (70001, 35), dtype=dtype),
     )
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+def test_great_depth_with_a_batch(batch):
+    """The batch is folded into the rows of a product with one matrix, whose depth is added up in parts."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(*batch, 20, 4864), torch.randn(24, 4864)
+    # Sums of 4864 products of size 1 in f32, in parts.
+    check_op("aten.linear.default", x, weight, atol=2e-4, rtol=1e-5)
+    check_op("aten.matmul.default", x, weight.T, atol=2e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows, depth, cols", [(16, 300000, 64), (2, 1100000, 3)])
+def test_few_rows_of_very_great_depth(rows, depth, cols):
+    """More than a device that ends long loops adds up in one: with ones, every loss is seen."""
+    check_op("aten.mm.default", torch.ones(rows, depth), torch.ones(depth, cols), rtol=1e-6)

@@ -82,6 +82,7 @@ def test_quantized_layers_too(tmp_path, mode):
 
 def test_no_more_than_a_binding_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(linears, "MAX_BYTES", 4 * 32 * 20)  # of the first two, 12 and 8 rows of 32 numbers
+    monkeypatch.setattr(linears, "_most_bytes", lambda look, spec: 0)  # results are larger here
     assert count(exported(tmp_path, Projections())) == 3
 
 
@@ -102,6 +103,36 @@ def test_one_weight_used_twice_stays_one(tmp_path):
             return self.parts[0](x) * torch.tanh(self.parts[0](x + 1)) + self.parts[0](x)
 
     assert count(exported(tmp_path, Twice())) == 3
+
+
+def test_no_larger_result_than_a_binding_holds(tmp_path, monkeypatch):
+    """Lengths are at most 64: 12 and 8 columns are 5120 bytes, the third would make them 10240."""
+    monkeypatch.setattr(linears, "MAX_BYTES", 4 * 64 * 20)
+    assert count(exported(tmp_path, Projections())) == 3
+
+
+def test_weights_are_stored_once_whatever_methods_join(tmp_path):
+    """One method reads three layers, another two of them, and a third one."""
+    whole = Projections().eval()
+
+    class Some(nn.Module):
+        def __init__(self, count: int):
+            super().__init__()
+            self.parts = whole.parts[:count]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([torch.tanh(part(x)) for part in self.parts], -1)
+
+    x = torch.randn(1, 5, 32)
+    methods = {f"m{count}": Method(Some(count).eval(), (x,), LENGTHS) for count in (1, 2, 3)}
+    result = lower(tmp_path / "program.pte", methods)
+    weights = [key for key in read_program(result.path).keys if key.startswith("float32-") and key.count("x") == 1]
+    assert len(weights) == 3, weights
+    with Program.load(result.path, runtime="direct") as program:
+        for name, method in methods.items():
+            with torch.no_grad():
+                want = method.module(x).numpy()
+            compare(program.run(name, x.numpy())[0], want, 1e-6)
 
 
 def test_keys_say_what_is_joined():

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,7 +83,9 @@ class _Worker:
         if self.ended:
             raise Gone("its process has ended")
         owner, place = self._owner, self._place
-        limit = owner.patience if timed else max(0.0, owner._left(place))
+        # What is done is fetched and closed, however long getting ready took.
+        least = _GOODBYE if what in ("fetch", "close") else 0.0
+        limit = owner.patience if timed else max(least, owner._left(place))
         began = time.perf_counter()
         self._busy = True
         try:
@@ -225,12 +229,21 @@ class _Server:
             self.close(number)
 
 
+def _end_with_parent() -> None:
+    """A peer that hangs reads no pipe: it would outlive whoever asks and was ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+
 def _serve(pipe: Connection, place: str, log: str) -> None:
     """Answers until it is told to end, or nobody asks any more. What the peer prints goes to `log`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(file, stream)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     server: _Server | None = None
     while True:
         try:
