@@ -214,6 +214,15 @@ def test_state_that_methods_share_is_shared_on_another_device() -> None:
     assert here["read"].state.sum() == 2 and shared.sum() == 0
 
 
+def test_every_weight_arrives_on_another_device() -> None:
+    """Of a module that two methods share: what is freed on the way makes room for others at the same address."""
+    module = torch.nn.ModuleList(torch.nn.Linear(1 + index, 2) for index in range(300))
+    there = Graphs({"one": module, "two": module}).copied("peer", "meta")
+    assert there["one"] is there["two"]
+    wanted = [parameter.shape for parameter in module.parameters()]
+    assert [parameter.shape for parameter in there["one"].parameters()] == wanted
+
+
 class _Cache(torch.nn.Module):
     """Writes a row of a cache, or reads the cache in a way that makes it a state of the reader too."""
 

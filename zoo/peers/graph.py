@@ -51,17 +51,18 @@ class Graphs:
         # Copied together, which keeps what methods share; `Module.to` would give each method its own copy of a buffer.
         copies = copy.deepcopy(self.modules)
         moved: dict[int, torch.Tensor] = {}
-        for module in copies.values():
-            for part in module.modules():
-                for tensors in (part._parameters, part._buffers):
-                    for name, tensor in tensors.items():
-                        if tensor is None:
-                            continue
-                        if id(tensor) not in moved:
-                            there = tensor.detach().to(device)
-                            is_parameter = isinstance(tensor, torch.nn.Parameter)
-                            moved[id(tensor)] = torch.nn.Parameter(there, False) if is_parameter else there
-                        tensors[name] = moved[id(tensor)]  # type: ignore[assignment]
+        # As one, so that what methods share comes once: what has moved already must not be looked up again, for its id
+        # may be one that another tensor had.
+        for part in torch.nn.ModuleList(copies.values()).modules():
+            for tensors in (part._parameters, part._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in moved:
+                        there = tensor.detach().to(device)
+                        is_parameter = isinstance(tensor, torch.nn.Parameter)
+                        moved[id(tensor)] = torch.nn.Parameter(there, False) if is_parameter else there
+                    tensors[name] = moved[id(tensor)]  # type: ignore[assignment]
         self._copies[holder, device] = copies
         return copies
 
