@@ -21,7 +21,7 @@ _TRIED_KEYS = ("where", "what", "figures", "on")
 _HEAD = """# Benchmarks
 
 Written by `zoo report` from what `zoo bench … --json` measured; never by hand. Sides of one table took turns in one
-process on one adapter; times of different tables are not to be compared. `× ours` above 1 is slower than ours. `off by`
+run on one adapter; times of different tables are not to be compared. `× ours` above 1 is slower than ours. `off by`
 is the largest absolute difference from our outputs, of the largest value that they have.
 """
 
