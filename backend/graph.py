@@ -430,7 +430,7 @@ def from_blob(blob: bytes | memoryview) -> Graph:
                 for name, (low, high) in document["symbols"].items()
             },
         )
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
         raise BlobError(f"delegate blob is malformed: {error}") from error
     graph.check()
     return graph

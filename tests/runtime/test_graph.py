@@ -7,7 +7,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backend.expr import Expr, ExprError, evaluate, parse
@@ -262,6 +262,7 @@ json_values = st.recursive(
 
 
 @given(st.sampled_from([*WHOLE, "op", "args", "node outputs", "dtype", "shape"]), json_values)
+@example("inputs", [float("inf")])
 @settings(max_examples=300, deadline=None)
 def test_hostile_documents_raise_blob_error_only(place, value):
     document = json.loads(json.dumps(WHOLE))
