@@ -193,8 +193,8 @@ def _launch(first: Tensor, second: Tensor, shape: Sequence[int], dtype: str, b: 
             tiles.choose(sizes, b), sizes, shape=shape, dtype=kernel_dtype,
             reads={"a": a.read(bool(a_vec)), "b": w.read(bool(b_vec))}, params=params | a.params("a") | w.params("b"),
             constants={
-                "batch_dims": len(runs), "CONV": False, "FLAT": False, "TAPS_FIRST": False,
-                "a_vec": a_vec, "b_vec": b_vec, "a_fast": fast_axis(a, a_vec), "b_fast": fast_axis(w, b_vec),
+                "batch_dims": len(runs), "a_vec": a_vec, "b_vec": b_vec,
+                "a_fast": fast_axis(a, a_vec), "b_fast": fast_axis(w, b_vec),
             }, b=b,
         )  # fmt: skip
     block = tile_block(batch, rows, cols, b)
@@ -339,8 +339,7 @@ def _normed_product(x: Value, weight: Value, dtype: str, b: Builder) -> Value | 
         tiles.choose(sizes, b), sizes, shape=(rows, cols), dtype=dtype, b=b,
         reads={**fused.reads, "b": w.read(bool(vec))}, params=fused.params | w.params("b"),
         constants={
-            "batch_dims": 0, "CONV": False, "FLAT": False, "TAPS_FIRST": False,
-            "b_vec": vec, "b_fast": fast_axis(w, vec), **fused.constants,
+            "batch_dims": 0, "b_vec": vec, "b_fast": fast_axis(w, vec), **fused.constants,
         },
     )  # fmt: skip
 

@@ -120,6 +120,9 @@ def _lower_linear(call: Call, b: Builder) -> Value:
     tensor = in_memory(b.reshape(x, (rows, depth)), b)
     a = Operand(tensor, (), tensor.strides[0], tensor.strides[1])
     vec = a.vector_axis(rows, depth)
+    if rows > GEMV_ROWS and tiles.usable(b):
+        plain = normed.Rows({"a": a.read(bool(vec))}, a.params("a"), {"a_vec": vec, "a_fast": fast_axis(a, vec)})
+        return _with_bias(_many_rows((rows, cols, depth), plain, call, b), bias, out, b)
     reads, params, has_zero = _weight_reads(call, depth, b)
     params |= {"rows": rows, "cols": cols, "depth": depth, **a.params("a")}
     on_lanes = lanes.usable(b) and (rows > GEMV_ROWS or lanes.fills(1, rows, cols))
@@ -127,9 +130,6 @@ def _lower_linear(call: Call, b: Builder) -> Value:
         is_vec = vec == "k" and depth % (32 // bits) == 0
         constants = {"a_vec": is_vec, **gemv.NO_NORM}
         result = _few_rows({"a": a.read(is_vec), **reads}, params, bits, has_zero, constants, out, b)
-    elif tiles.usable(b):
-        plain = normed.Rows({"a": a.read(bool(vec))}, a.params("a"), {"a_vec": vec, "a_fast": fast_axis(a, vec)})
-        result = _many_rows((rows, cols, depth), plain, call, b)
     elif on_lanes:
         vec = lanes.along_depth(vec)
         result = lanes.launch(
@@ -170,8 +170,8 @@ def _many_rows(sizes: tuple[int, int, int], side: normed.Rows, call: Call, b: Bu
         tiles.choose((1, *sizes), b), (1, *sizes), shape=sizes[:2], dtype=call.outputs[0].dtype, b=b,
         reads=side.reads | reads, params=side.params | params | {"b_start": 0},
         constants={
-            "batch_dims": 0, "CONV": False, "FLAT": False, "TAPS_FIRST": False, "b_vec": "codes", "b_fast": "k",
-            "b_bits": call["bits"], "has_zero": has_zero, **side.constants,
+            "batch_dims": 0, "b_vec": "codes", "b_fast": "k", "b_bits": call["bits"], "has_zero": has_zero,
+            **side.constants,
         },
     )  # fmt: skip
 

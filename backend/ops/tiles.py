@@ -243,7 +243,15 @@ def launch(
     own |= {"tiles_m": tiles_m, "tiles_n": tiles_n, "batches": batches}
     shape = tuple(shape)
     norm = bool(constants.get("norm"))
-    usual = {"norm": norm, "norm_weight": False, "norm_apart": norm and parts > 1, "GATED": False}
+    usual = {
+        "CONV": False,
+        "FLAT": False,
+        "TAPS_FIRST": False,
+        "norm": norm,
+        "norm_weight": False,
+        "norm_apart": norm and parts > 1,
+        "GATED": False,
+    }
     kernel: dict[str, Any] = {
         "reads": reads, "groups": parts * batches * tiles_m * tiles_n, "params": own | dict(params),
         "constants": asdict(tile) | usual | dict(constants),
