@@ -1,8 +1,8 @@
-// Puts together what attention_wide found in a few spans of keys, an element an invocation: rows are many, spans are not.
+// Puts together what attention_wide found in SPANS spans of keys, an element an invocation: rows are many, spans are not.
 //
-// reads   sums   raw, contiguous [rows, spans, values];  stats raw, contiguous [rows, spans, 2]
+// reads   sums   raw, contiguous [rows, SPANS, values];  stats raw, contiguous [rows, SPANS, 2]
 // writes  out    [batch, queries, heads, values] of rows [batch, heads, queries]; p.empty for a row that sees no key
-// params  heads, queries, values, spans, count = rows * values, empty
+// params  heads, queries, values, count = rows * values, empty
 // groups  ceil(count / 64)
 
 {{ entry(64) }}
@@ -10,19 +10,25 @@
   if (element >= p.count) { return; }
   let row = element / p.values;
   let column = element % p.values;
-  let first = row * p.spans;
+  let first = row * {{ SPANS }}u;
   var top = bitcast<f32>(0xff7fffffu);
-  for (var s = first; s < first + p.spans; s++) { top = max_nan(top, load_stats(s * 2u)); }
+{% for s in range(SPANS) %}
+  let high{{ s }} = load_stats((first + {{ s }}u) * 2u);
+  let found{{ s }} = load_stats((first + {{ s }}u) * 2u + 1u);
+  let x{{ s }} = load_sums((first + {{ s }}u) * p.values + column);
+{% endfor %}
+{% for s in range(SPANS) %}
+  top = max_nan(top, high{{ s }});
+{% endfor %}
   var sum = 0.0;
   var total = 0.0;
-  for (var s = first; s < first + p.spans; s++) {
-    let found = load_stats(s * 2u + 1u);
-    if (found != 0.0 || is_nan(found)) {
-      let shrink = exp(load_stats(s * 2u) - top);
-      total += found * shrink;
-      sum += load_sums(s * p.values + column) * shrink;
-    }
+{% for s in range(SPANS) %}
+  if (found{{ s }} != 0.0 || is_nan(found{{ s }})) {
+    let shrink = exp(high{{ s }} - top);
+    total += found{{ s }} * shrink;
+    sum += x{{ s }} * shrink;
   }
+{% endfor %}
   let pair = row / p.queries;
   let to = (pair / p.heads * p.queries + row % p.queries) * p.heads + pair % p.heads;
   store(to * p.values + column, select(sum / total, p.empty, total == 0.0));

@@ -6,15 +6,16 @@
 // groups  batch * tiles_n
 // norm    "rms" or "layer": a is the norm's input (axis "k", width 4, a_vec; see tile.wgsl), else ""
 //
-// axis "k": b is contiguous along k; 64 invocations walk k, for 4 columns (width 4: depth divisible by 4, b read by vec4).
-// axis "n": LANES invocations hold 4 columns each, 64 / LANES slices of k run side by side.
+// axis "k": b is contiguous along k; WORKERS invocations walk k, for 4 columns (width 4: depth divisible by 4, b read by
+//           vec4); STEPS: in how many steps, where all take as many, else 0.
+// axis "n": LANES invocations hold 4 columns each, WORKERS / LANES slices of k run side by side.
 {% import "tile.wgsl" as t %}
 {% set vector = "vec4<" ~ scalar ~ ">" %}
 
-{{ t.norm_pool(ROWS, norm) }}
-var<workgroup> partial: array<{{ vector }}, {{ 64 * ROWS }}>;
+{{ t.norm_pool(ROWS, norm, WORKERS) }}
+var<workgroup> partial: array<{{ vector }}, {{ WORKERS * ROWS }}>;
 
-{{ entry(64) }}
+{{ entry(WORKERS) }}
   let tile_n = group % p.tiles_n;
   let batch = group / p.tiles_n;
 {{ t.batch_offsets(batch_dims) }}
@@ -27,8 +28,9 @@ var<workgroup> partial: array<{{ vector }}, {{ 64 * ROWS }}>;
 {% for c in range(4) %}
   let b{{ c }} = b_base + min(n + {{ c }}u, p.cols - 1u) * p.b_outer;
 {% endfor %}
-{{ t.norm_before(ROWS, norm) }}
-  for (var k = lid * {{ width }}u; k < p.depth; k += {{ 64 * width }}u) {
+{{ t.norm_before(ROWS, norm, WORKERS, STEPS) }}
+{% for step in range(STEPS or 1) %}
+{{ t.walk(WORKERS, width, STEPS, step) }}
 {{ t.norm_factors("k", 0, norm, norm_weight, norm_bias) }}
 {% for c in range(4) %}
     let w{{ c }} = {{ "load4_b((b%d + k) / 4u)" % c if width == 4 else "load_b(b%d + k)" % c }};
@@ -50,8 +52,9 @@ var<workgroup> partial: array<{{ vector }}, {{ 64 * ROWS }}>;
     }
 {% endfor %}
   }
-{{ t.norm_after(ROWS, norm) }}
-{{ t.finish_gemv(ROWS) }}
+{% endfor %}
+{{ t.norm_after(ROWS, norm, WORKERS) }}
+{{ t.finish_gemv(ROWS, WORKERS) }}
     store(batch * p.rows * p.cols + m * p.out_m + (n + c) * p.out_n, sum);
   }
 {% else %}
@@ -64,7 +67,7 @@ var<workgroup> partial: array<{{ vector }}, {{ 64 * ROWS }}>;
   let b{{ c }} = b_base + min(n + {{ c }}u, p.cols - 1u) * p.b_outer;
 {% endfor %}
 {% endif %}
-  for (var k = lid / {{ LANES }}u; k < p.depth; k += {{ 64 // LANES }}u) {
+  for (var k = lid / {{ LANES }}u; k < p.depth; k += {{ WORKERS // LANES }}u) {
     let down = k * p.b_k;
 {% if width == 4 %}
     let w = load4_b((column + down) / 4u);
@@ -76,16 +79,16 @@ var<workgroup> partial: array<{{ vector }}, {{ 64 * ROWS }}>;
 {% endfor %}
   }
 {% for m in range(ROWS) %}
-  partial[{{ 64 * m }}u + lid] = s{{ m }};
+  partial[{{ WORKERS * m }}u + lid] = s{{ m }};
 {% endfor %}
   workgroupBarrier();
-  for (var e = lid; e < p.rows * {{ 4 * LANES }}u; e += 64u) {
+  for (var e = lid; e < p.rows * {{ 4 * LANES }}u; e += {{ WORKERS }}u) {
     let m = e / {{ 4 * LANES }}u;
     let q = e % {{ 4 * LANES }}u;
     let col = tile_n * {{ 4 * LANES }}u + q;
     if (col < p.cols) {
-      var sum = partial[m * 64u + q / 4u][q % 4u];
-      for (var i = 1u; i < {{ 64 // LANES }}u; i++) { sum += partial[m * 64u + i * {{ LANES }}u + q / 4u][q % 4u]; }
+      var sum = partial[m * {{ WORKERS }}u + q / 4u][q % 4u];
+      for (var i = 1u; i < {{ WORKERS // LANES }}u; i++) { sum += partial[m * {{ WORKERS }}u + i * {{ LANES }}u + q / 4u][q % 4u]; }
       store(batch * p.rows * p.cols + m * p.out_m + col * p.out_n, sum);
     }
   }

@@ -7,15 +7,16 @@
 // groups  ceil(cols / 4)
 // norm    "rms" or "layer": a is the norm's input (a_vec; see tile.wgsl), else ""
 //
-// 64 invocations walk k for 4 columns, a word of each column a step. `ragged`: depth ends within a word.
+// WORKERS invocations walk k for 4 columns, a word of each column a step; STEPS: how many, where all have as many, else 0.
+// `ragged`: depth ends within a word.
 {% import "tile.wgsl" as t %}
 {% import "codes.wgsl" as q %}
 {% set width = 32 // bits %}
 
-{{ t.norm_pool(ROWS, norm) }}
-var<workgroup> partial: array<vec4<f32>, {{ 64 * ROWS }}>;
+{{ t.norm_pool(ROWS, norm, WORKERS) }}
+var<workgroup> partial: array<vec4<f32>, {{ WORKERS * ROWS }}>;
 
-{{ entry(64) }}
+{{ entry(WORKERS) }}
   let n = group * 4u;
 {% for m in range(ROWS) %}
   var s{{ m }} = vec4<f32>();
@@ -24,21 +25,22 @@ var<workgroup> partial: array<vec4<f32>, {{ 64 * ROWS }}>;
 {% for c in range(4) %}
   let n{{ c }} = min(n + {{ c }}u, p.cols - 1u);
 {% endfor %}
-{{ t.norm_before(ROWS, norm) }}
-  for (var k = lid * {{ width }}u; k < p.depth; k += {{ 64 * width }}u) {
+{{ t.norm_before(ROWS, norm, WORKERS, STEPS * width // 4) }}
+{% for step in range(STEPS or 1) %}
+{{ t.walk(WORKERS, width, STEPS, step) }}
 {% for part in range(width // 4) %}
 {{ t.norm_factors("k + %du" % (4 * part), part, norm, norm_weight, norm_bias) }}
 {% endfor %}
     let g = k / p.group;
 {% for c in range(4) %}
-    let word{{ c }} = bitcast<u32>(load_b(n{{ c }} * p.words + k / {{ width }}u));
+{{ q.halves("word%d" % c, "bitcast<u32>(load_b(n%d * p.words + k / %du))" % (c, width), bits) }}
     let g{{ c }} = n{{ c }} * p.scales + g;
     let zero{{ c }} = {{ q.zero("g%d" % c, bits, has_zero) }};
 {% endfor %}
     let scale = vec4<f32>(load_scale(g0), load_scale(g1), load_scale(g2), load_scale(g3));
 {% for part in range(width // 4) %}
 {% for c in range(4) %}
-    let w{{ c }}_{{ part }} = {{ q.of_word("word%d" % c, part, bits) }} - zero{{ c }};
+    let w{{ c }}_{{ part }} = {{ q.lifted("word%d" % c, part, bits) }} - ({{ q.base("zero%d" % c, part, bits) }});
 {% endfor %}
 {% endfor %}
 {% for m in range(ROWS) %}
@@ -55,16 +57,18 @@ var<workgroup> partial: array<vec4<f32>, {{ 64 * ROWS }}>;
 {% endfor %}
 {% else %}
       let at{{ part }} = a{{ m }} + (k + {{ 4 * part }}u) * p.a_k;
-      let x{{ part }} = vec4<f32>(load_a(at{{ part }}), load_a(at{{ part }} + p.a_k), load_a(at{{ part }} + 2u * p.a_k), load_a(at{{ part }} + 3u * p.a_k));
+      var x{{ part }} = vec4<f32>(load_a(at{{ part }}), load_a(at{{ part }} + p.a_k), load_a(at{{ part }} + 2u * p.a_k), load_a(at{{ part }} + 3u * p.a_k));
 {% endif %}
+      x{{ part }} *= {{ q.steps(part, bits, True) }};
       sum += vec4<f32>({% for c in range(4) %}dot(x{{ part }}, w{{ c }}_{{ part }}){{ ", " if not loop.last }}{% endfor %});
 {% endfor %}
       s{{ m }} += sum * scale;
     }
 {% endfor %}
   }
-{{ t.norm_after(ROWS, norm) }}
-{{ t.finish_gemv(ROWS) }}
+{% endfor %}
+{{ t.norm_after(ROWS, norm, WORKERS) }}
+{{ t.finish_gemv(ROWS, WORKERS) }}
     store(m * p.cols + n + c, sum);
   }
 }

@@ -58,43 +58,54 @@
 {% endfor %}
 {% endif %}
 {% endmacro %}
-{#   eights(pool, ROWS): of 64 partial sums a row, each eight is added up in the place of its first; what is left is the
-     sum of elements 0, 8 … 56 of the row. #}
-{% macro eights(pool, ROWS) %}
+{#   eights(pool, ROWS, WORKERS): of WORKERS partial sums a row, each eight is added up in the place of its first; what is
+     left is the sum of elements 0, 8, 16 … of the row. #}
+{% macro eights(pool, ROWS, WORKERS) %}
   workgroupBarrier();
-  for (var e = lid; e < {{ 8 * ROWS }}u; e += 64u) {
+  for (var e = lid; e < {{ WORKERS // 8 * ROWS }}u; e += {{ WORKERS }}u) {
     var sum = {{ pool }}[e * 8u];
     for (var i = 1u; i < 8u; i++) { sum += {{ pool }}[e * 8u + i]; }
     {{ pool }}[e * 8u] = sum;
   }
   workgroupBarrier();
 {% endmacro %}
+{#   walk(WORKERS, width, STEPS): opens the walk of the invocations along p.depth, `width` elements each a step, which is a
+     block for each j of range(1), a loop; or of range(STEPS), written out, where that is known, so that no read waits for
+     another. Its place is `k`. #}
+{% macro walk(WORKERS, width, STEPS, j) %}
+{% if STEPS %}
+  {
+    let k = lid * {{ width }}u + {{ j * WORKERS * width }}u;
+{%- else %}
+  for (var k = lid * {{ width }}u; k < p.depth; k += {{ WORKERS * width }}u) {
+{%- endif %}
+{% endmacro %}
 {#   The norm that a gemv kernel does for its own rows (backend/ops/gemv.py), in the manner of norm.wgsl. Rows are read by
-     load4_a from a<m> on, k walks p.depth by 64 invocations of `width`; the constants norm ("", "rms", "layer"),
+     load4_a from a<m> on, k walks p.depth by WORKERS invocations of `width`; the constants norm ("", "rms", "layer"),
      norm_weight and norm_bias are passed on because imported macros do not see them.
 
-     norm_pool(ROWS, norm)            the workgroup memory for it, in module scope
-     norm_before(ROWS, norm)          before the walk over k
-     norm_factors(at, norm …)         at each place: factors of the elements from k on, as factor and shift
-     norm_rows(x, m, norm …)          vec4 variable x, row m, becomes what goes into the product
-     norm_after(ROWS, norm)           after the walk, s<m> hold the partial products #}
-{% macro norm_pool(ROWS, norm) %}
+     norm_pool(ROWS, norm, WORKERS)            the workgroup memory for it, in module scope
+     norm_before(ROWS, norm, WORKERS, STEPS)   before the walk over k; STEPS as in `walk` for a width of 4
+     norm_factors(at, norm …)                  at each place: factors of the elements from k on, as factor and shift
+     norm_rows(x, m, norm …)                   vec4 variable x, row m, becomes what goes into the product
+     norm_after(ROWS, norm, WORKERS)           after the walk, s<m> hold the partial products #}
+{% macro norm_pool(ROWS, norm, WORKERS) %}
 {% if norm %}
-var<workgroup> pool: array<f32, {{ 64 * ROWS }}>;
+var<workgroup> pool: array<f32, {{ WORKERS * ROWS }}>;
 {% endif %}
 {% endmacro %}
-{% macro totals(ROWS, value, result) %}
+{% macro totals(ROWS, value, result, WORKERS) %}
 {% for m in range(ROWS) %}
-  pool[{{ 64 * m }}u + lid] = {{ value }}{{ m }};
+  pool[{{ WORKERS * m }}u + lid] = {{ value }}{{ m }};
 {% endfor %}
-{{ eights("pool", ROWS) }}
+{{ eights("pool", ROWS, WORKERS) }}
 {% for m in range(ROWS) %}
-  var {{ result }}{{ m }} = pool[{{ 64 * m }}u];
-  for (var i = 1u; i < 8u; i++) { {{ result }}{{ m }} += pool[{{ 64 * m }}u + i * 8u]; }
+  var {{ result }}{{ m }} = pool[{{ WORKERS * m }}u];
+  for (var i = 8u; i < {{ WORKERS }}u; i += 8u) { {{ result }}{{ m }} += pool[{{ WORKERS * m }}u + i]; }
 {% endfor %}
   workgroupBarrier();
 {% endmacro %}
-{% macro norm_before(ROWS, norm) %}
+{% macro norm_before(ROWS, norm, WORKERS, STEPS) %}
 {% if norm == "rms" %}
 {% for m in range(ROWS) %}
   var square{{ m }} = 0.0;
@@ -106,24 +117,28 @@ var<workgroup> pool: array<f32, {{ 64 * ROWS }}>;
   var second{{ m }} = 0.0;
   var third{{ m }} = 0.0;
 {% endfor %}
-  for (var k = lid * 4u; k < p.depth; k += 256u) {
+{% for j in range(STEPS or 1) %}
+{{ walk(WORKERS, 4, STEPS, j) }}
 {% for m in range(ROWS) %}
     first{{ m }} += dot(load4_a((a{{ m }} + k) / 4u), ones);
 {% endfor %}
   }
-{{ totals(ROWS, "first", "sum") }}
+{% endfor %}
+{{ totals(ROWS, "first", "sum", WORKERS) }}
 {% for m in range(ROWS) %}
   let rough{{ m }} = sum{{ m }} / f32(p.depth);
 {% endfor %}
-  for (var k = lid * 4u; k < p.depth; k += 256u) {
+{% for j in range(STEPS or 1) %}
+{{ walk(WORKERS, 4, STEPS, j) }}
 {% for m in range(ROWS) %}
     let x{{ m }} = load4_a((a{{ m }} + k) / 4u) - rough{{ m }};
     second{{ m }} += dot(x{{ m }}, ones);
     third{{ m }} += dot(x{{ m }}, x{{ m }});
 {% endfor %}
   }
-{{ totals(ROWS, "second", "deviation") }}
-{{ totals(ROWS, "third", "square") }}
+{% endfor %}
+{{ totals(ROWS, "second", "deviation", WORKERS) }}
+{{ totals(ROWS, "third", "square", WORKERS) }}
 {% for m in range(ROWS) %}
   let off{{ m }} = deviation{{ m }} / f32(p.depth);
   let rstd{{ m }} = 1.0 / sqrt(max_nan(square{{ m }} / f32(p.depth) - off{{ m }} * off{{ m }}, 0.0) + p.eps);
@@ -151,24 +166,24 @@ var<workgroup> pool: array<f32, {{ 64 * ROWS }}>;
       {{ x }} += shift{{ part }};
 {% endif %}
 {% endmacro %}
-{% macro norm_after(ROWS, norm) %}
+{% macro norm_after(ROWS, norm, WORKERS) %}
 {% if norm == "rms" %}
-{{ totals(ROWS, "square", "squares") }}
+{{ totals(ROWS, "square", "squares", WORKERS) }}
 {% for m in range(ROWS) %}
   s{{ m }} *= 1.0 / sqrt(squares{{ m }} / f32(p.depth) + p.eps);
 {% endfor %}
 {% endif %}
 {% endmacro %}
-{#   finish_gemv(ROWS): adds up s0 … of 64 invocations through workgroup array `partial`, 4 columns from n on; opens a block
-     for invocations with a result, where (m, n + c) has `sum`. #}
-{% macro finish_gemv(ROWS) %}
+{#   finish_gemv(ROWS, WORKERS): adds up s0 … of all invocations through workgroup array `partial`, 4 columns from n on;
+     opens a block for invocations with a result, where (m, n + c) has `sum`. #}
+{% macro finish_gemv(ROWS, WORKERS) %}
 {% for m in range(ROWS) %}
-  partial[{{ 64 * m }}u + lid] = s{{ m }};
+  partial[{{ WORKERS * m }}u + lid] = s{{ m }};
 {% endfor %}
-{{ eights("partial", ROWS) }}
+{{ eights("partial", ROWS, WORKERS) }}
   let m = lid / 4u;
   let c = lid % 4u;
   if (m < p.rows && n + c < p.cols) {
-    var sum = partial[m * 64u][c];
-    for (var i = 1u; i < 8u; i++) { sum += partial[m * 64u + i * 8u][c]; }
+    var sum = partial[m * {{ WORKERS }}u][c];
+    for (var i = 8u; i < {{ WORKERS }}u; i += 8u) { sum += partial[m * {{ WORKERS }}u + i][c]; }
 {% endmacro %}

@@ -37,6 +37,7 @@ WIDE = (
     512  # elements of a head above which the columns of v are too many for one workgroup, and each has its own scores
 )
 BLOCK = 32  # columns of v a workgroup of attention keeps per block, at most 4 blocks
+MOST_STEPS = 16  # of a score that are written out
 MOST_SPANS = 16  # that share out the keys of a tile of queries
 MOST_COLUMNS = 128  # of v that a workgroup of attention_wide keeps
 
@@ -53,6 +54,28 @@ class Job:
     reads: dict[str, Tensor | Vector]
     params: dict[str, Any]
     constants: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Few:
+    """A workgroup of `attention_few`, in which SPLIT invocations make one score, and of `attention_merge` behind it.
+
+    A GPU waits for its memory most of the time: many invocations ask for what they need at once. A processor does one
+    thing after the other, and leaves out what is hidden."""
+
+    SPLIT: int
+    COLUMNS: int
+    SLICES: int
+    AT_ONCE: int
+
+    def steps(self, depth: int) -> int:
+        """Reads of vec4 for a score, written out, or 0 for a loop."""
+        steps, rest = divmod(depth, 4 * self.SPLIT)
+        return steps if self.SPLIT > 1 and not rest and steps <= MOST_STEPS else 0
+
+
+ON_GPU = Few(SPLIT=4, COLUMNS=32, SLICES=8, AT_ONCE=8)
+ON_PROCESSOR = Few(SPLIT=1, COLUMNS=64, SLICES=1, AT_ONCE=1)
 
 
 @dataclass(frozen=True)
@@ -235,6 +258,10 @@ def usable(b: Builder) -> bool:
     return not b.capabilities.on_processor
 
 
+def choose_few(b: Builder) -> Few:
+    return ON_PROCESSOR if b.capabilities.on_processor else ON_GPU
+
+
 def choose(job: Job, b: Builder) -> Tile | None:
     """The tile that was fastest, or nearly, for 14 attentions of the models on an NVIDIA H200; the next smaller one
     where a device has no room for it, and None where none fits."""
@@ -280,7 +307,7 @@ def _launch_wide(tile: Tile, job: Job, b: Builder) -> Value:
     rows = job.pairs * queries
     found = {"sums": b.temp((rows, spans, width), "float32"), "stats": b.temp((rows, spans, 2), "float32")}
     b.launch_into("attention_wide", targets=found, reads=reads, groups=groups, params=params, constants=constants)
-    return _merge("attention_merge_few", found, rows, spans, job, b)
+    return _merge("attention_merge_few" if spans <= MOST_SPANS else "attention_merge", found, rows, spans, job, b)
 
 
 def _seen(tile: Tile, job: Job, b: Builder) -> tuple[Tensor, dict[str, int]]:
@@ -343,28 +370,32 @@ def _launch_few(job: Job, b: Builder) -> Value:
     wide["k"] = wide["q"]
     reads = job.reads | {name: side.read(wide[name]) for name, side in job.sides.items()}
     params = job.params | {"spans": spans, "chunks": chunks}
+    few = choose_few(b)
     constants = job.constants | {"width": 4 if wide["q"] else 1, "v_vec": wide["v"], "LANES": lanes, "EACH": span // 64}
-    constants["ONE"] = spans == 1
+    constants |= {"ONE": spans == 1, "SPLIT": few.SPLIT, "STEPS": few.steps(job.params["depth"])}
     groups = rows * chunks * spans
-    few = "attention_few"
     if spans == 1:
-        return _by_position(job, b, few, reads=reads, groups=groups, params=params, constants=constants)
+        return _by_position(job, b, "attention_few", reads=reads, groups=groups, params=params, constants=constants)
     sums, stats = b.temp((rows, spans, width), "float32"), b.temp((rows, spans, 2), "float32")
     found = {"sums": sums, "stats": stats}
-    b.launch_into(few, targets=found, reads=reads, groups=groups, params=params, constants=constants)
+    b.launch_into("attention_few", targets=found, reads=reads, groups=groups, params=params, constants=constants)
     return _merge("attention_merge", found, rows, spans, job, b)
 
 
 def _merge(template: str, found: dict[str, Tensor], rows: int, spans: int, job: Job, b: Builder) -> Value:
     width = job.params["values"]
-    params = {name: job.params[name] for name in ("heads", "queries", "values", "empty")} | {"spans": spans}
+    params = {name: job.params[name] for name in ("heads", "queries", "values", "empty")}
+    constants: dict[str, int]
     if template == "attention_merge":
-        groups = rows * -(-width // 64)
-        params["chunks"] = -(-width // 64)
+        few = choose_few(b)
+        constants = {"COLUMNS": few.COLUMNS, "SLICES": few.SLICES, "AT_ONCE": few.AT_ONCE}
+        params |= {"spans": spans, "chunks": -(-width // constants["COLUMNS"])}
+        groups = rows * params["chunks"]
     else:
-        groups = -(-rows * width // 64)
+        constants = {"SPANS": spans}
         params["count"] = rows * width
-    return _by_position(job, b, template, reads=found, groups=groups, params=params)
+        groups = -(-rows * width // 64)
+    return _by_position(job, b, template, reads=found, groups=groups, params=params, constants=constants)
 
 
 register("aten.scaled_dot_product_attention.default", accepts=_accepts, lower=_lower, preserve=True)

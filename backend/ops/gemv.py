@@ -18,12 +18,37 @@ MOST_COLUMNS = 8192
 MOST_COST = 16  # operations an element
 
 
+# A GPU waits for the weights: where there are few workgroups, more invocations ask for all that they need at once.
+LOOP = {"WORKERS": 64, "STEPS": 0}
+FEW_GROUPS = 512
+WORKERS, MOST_WORKERS = 128, 256  # the number to be near, and the largest that every device has
+MOST_STEPS = 4
+MOST_SUMS = 512  # of a workgroup, which holds them in its memory
+
+
 NO_NORM = {"norm": "", "norm_weight": False, "norm_bias": False}
 
 
 def spends_arithmetic(cols: int, b: Builder) -> bool:
     """Whether this device computes a gemv's input again in every workgroup rather than once in a kernel of its own."""
     return not b.capabilities.on_processor and cols <= MOST_COLUMNS
+
+
+def walk(depth: int, width: int, rows: int, groups: int, b: Builder) -> dict[str, int]:
+    """WORKERS and STEPS of a kernel whose invocations walk `depth`, `width` elements a step, for up to `rows` rows."""
+    return LOOP if b.capabilities.on_processor or groups > FEW_GROUPS else written_out(depth, width, rows)
+
+
+def written_out(depth: int, width: int, rows: int) -> dict[str, int]:
+    """Few steps, the same for all invocations; a loop where no number of invocations has them."""
+    ways = [(depth // (width * steps), steps) for steps in range(1, MOST_STEPS + 1)]
+    most = min(MOST_WORKERS, MOST_SUMS // rows)
+    fitting = [
+        {"WORKERS": workers, "STEPS": steps}
+        for workers, steps in ways
+        if workers * steps * width == depth and workers % 32 == 0 and 4 * rows <= workers <= most
+    ]
+    return min(fitting, key=lambda way: abs(way["WORKERS"] - WORKERS), default=LOOP)
 
 
 def fused_rows(x: Value, rows: int, cols: int, b: Builder) -> Rows | None:

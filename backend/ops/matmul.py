@@ -230,6 +230,7 @@ def _launch_gemv(
     tiles_n = -(-cols // span)
     bucket = next(size for size in (1, 2, 4, 8, 16) if size >= rows)
     constants |= {"axis": axis, "width": width, "a_vec": a_vec, "ROWS": bucket, "LANES": lanes, **gemv.NO_NORM}
+    constants |= gemv.walk(depth, width, bucket, batch * tiles_n, b) if axis == "k" else gemv.LOOP
     params |= {"rows": rows, "cols": cols, "depth": depth, "tiles_n": tiles_n}
     params |= {"out_m": out_strides[0], "out_n": out_strides[1], **a.params("a"), **w.params("b")}
     return b.launch(
@@ -314,6 +315,7 @@ def _fused_gemv(x: Value, weight: Value, dtype: str, b: Builder) -> Value | None
     tiles_n = -(-cols // 4)
     bucket = next(size for size in (1, 2, 4) if size >= rows)
     constants = {"scalar": "f32", "batch_dims": 0, "axis": "k", "width": 4, "LANES": 16, "ROWS": bucket}
+    constants |= gemv.walk(depth, 4, bucket, tiles_n, b)
     params = {"rows": rows, "cols": cols, "depth": depth, "tiles_n": tiles_n, "out_m": cols, "out_n": 1}
     return b.launch(
         "gemv", shape=(rows, cols), dtype=dtype, reads={**fused.reads, "b": w.read(True)}, groups=tiles_n,

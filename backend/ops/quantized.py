@@ -156,10 +156,13 @@ def _few_rows(
 ) -> Value:  # fmt: skip
     """`rows`: the constants that say how the kernel takes its rows."""
     bucket = next(size for size in (1, 2, 4, 8) if size >= params["rows"])
-    constants = {"bits": bits, "has_zero": has_zero, "ROWS": bucket, "ragged": params["depth"] % (32 // bits) != 0}
+    width = 32 // bits
+    constants = {"bits": bits, "has_zero": has_zero, "ROWS": bucket, "ragged": params["depth"] % width != 0}
+    groups = -(-params["cols"] // 4)
+    constants |= gemv.walk(params["depth"], width, bucket, groups, b)
     return b.launch(
         "gemv_codes", shape=(params["rows"], params["cols"]), dtype=out.dtype, reads=reads, params=params,
-        constants=constants | rows, groups=-(-params["cols"] // 4),
+        constants=constants | rows, groups=groups,
     )  # fmt: skip
 
 

@@ -297,17 +297,24 @@ def test_refusals():
     assert refusal_of(SDPA, *args, scale=1 / math.sqrt(3)) is None
 
 
-def test_short_spans(monkeypatch):
-    """What a GPU takes for a few rows over a long cache, on any device."""
-    monkeypatch.setattr("backend.ops.attention.SPANS", (64, 64))
+@pytest.mark.parametrize("span", attention.SPANS)
+@pytest.mark.parametrize("few", [attention.ON_GPU, attention.ON_PROCESSOR], ids=lambda few: f"split{few.SPLIT}")
+def test_few_queries_as_on_gpus_and_on_processors(few, span, monkeypatch):
+    """On any device: short spans, too, and several invocations a score."""
+    monkeypatch.setattr(attention, "SPANS", (span, span))
+    monkeypatch.setattr(attention, "choose_few", lambda b: few)
     for queries, keys in ((1, 33), (3, 257), (8, 600)):
         test_masks(queries, keys)
         test_causal_is_aligned_at_the_top_left(queries, keys)
         test_grouped_heads(queries, keys)
         test_n2_fully_masked_row(queries, keys)
+        test_head_dims(queries, keys)
+    test_float16(2, 700)
     test_single_visible_key(1)
     test_hidden_keys_of_a_cache_do_not_matter()
     test_nan_and_infinities(3, 600)
+    test_permuted_operands_are_not_copied(6, 600)
+    test_dynamic_lengths()
 
 
 # --- the tiles of GPUs, on any device ---------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.ops import gemv
 from backend.runtime.delegate import Delegate
 from backend.runtime.device import get_device
 from tests.ops.test_quantized import Weight
@@ -159,6 +160,46 @@ def test_a_norm_with_another_reader_is_computed_once() -> None:
 def test_many_rows_have_a_kernel_for_the_norm() -> None:
     chain = Chain(5, 64)
     chain.check(chain.linear(chain.norm(chain.x, "rms"), 6), dispatches=2)
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "rows", "workers", "steps"),
+    [
+        (2048, 8, 1, 128, 2),
+        (3072, 8, 1, 128, 3),
+        (768, 4, 1, 96, 2),
+        (1024, 4, 8, 64, 4),  # sums of 8 rows: no more fit
+        (256, 8, 1, 32, 1),
+        (128, 8, 1, 64, 0),  # 16 words
+        (4096, 4, 1, 256, 4),
+        (8192, 4, 1, 64, 0),
+        (1000, 4, 1, 64, 0),
+        (0, 4, 1, 64, 0),
+        (256, 8, 16, 64, 0),  # 32 invocations would not hold the results of 16 rows
+    ],
+)
+def test_how_invocations_share_a_walk(depth: int, width: int, rows: int, workers: int, steps: int) -> None:
+    assert gemv.written_out(depth, width, rows) == {"WORKERS": workers, "STEPS": steps}
+
+
+@pytest.mark.parametrize("bits", [32, 8, 4])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_walks_written_out(bits: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What GPUs do where there are few workgroups, on any device; with rows that the kernel has and no use for."""
+    found = []
+
+    def walk(depth: int, width: int, rows: int, groups: int, b: Any) -> dict[str, int]:
+        found.append(gemv.written_out(depth, width, rows))
+        return found[-1]
+
+    monkeypatch.setattr("backend.ops.gemv.walk", walk)
+    for depth in (256, 768, 2048):
+        for kind in ("rms", "layer"):
+            chain = Chain(1, min(rows, 3), depth)
+            chain.check(chain.linear(chain.norm(chain.x, kind), 37, bits, bias=True), dispatches=1)
+        chain = Chain(rows, depth)
+        chain.check(chain.linear(chain.x, 6, bits), dispatches=1)
+    assert any(way["STEPS"] for way in found)
 
 
 def test_a_processor_does_not_do_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
