@@ -60,7 +60,7 @@ class BuildError(RuntimeError):
 
 def ensure_built(library: Library = SHIM) -> Path:
     """The up-to-date shared library, compiled first if need be. Raises `BuildError`."""
-    flags = _shim_flags(_wheel()) if library.uses_executorch else ["-std=c11", "-pthread", *_FLAGS]
+    flags = _shim_flags(_wheel()) if library.uses_executorch else ["-std=c11", *_FLAGS]
     name = f"{library.stem}-{_fingerprint(library, flags)}.so"
     folders = [_SOURCE_FOLDER, cache_folder()]
     for folder in folders:

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import math
 from collections import deque
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from backend.runtime.builder import Dispatch, Lowered
 from backend.runtime.device import WRITE, Device
 from backend.runtime.device_tensor import DeviceTensor, Readback
 from backend.runtime.memory import assign_memory
-from backend.runtime.replay import Copy, Mapping, Step, Table, submit, timed
+from backend.runtime.replay import Copy, Mapping, Step, Table, record, submit, timed
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer, Tensor
 
 _AT_ONCE_BYTES = 32 << 20  # of new buffers, before work on constants is run and lets go of what it needs no more
@@ -221,20 +221,20 @@ class Plan:
         return copies
 
     def _submit(self, table: Table, before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> int:
-        # Where the host is the GPU there is nothing to overlap, and a submit waits for the one before.
-        ends = [len(table.steps)] if self.device.is_cpu else list(_parts(len(table.steps)))
-        submission: int = self.device.guard("running a plan", submit, self.device, table, ends, before, after)
+        submission: int = self.device.guard("running a plan", self._encode, table, before, after)
         return submission
 
-
-def _parts(steps: int) -> Iterator[int]:
-    """Where the parts of a table end that a GPU gets one by one."""
-    end, size = min(FIRST_SUBMIT, steps), FIRST_SUBMIT
-    while end < steps:
-        yield end
-        size = min(2 * size, MOST_SUBMIT)
-        end = min(end + size, steps)
-    yield steps
+    def _encode(self, table: Table, before: Sequence[Copy], after: Sequence[Copy]) -> int:
+        # Where the host is the GPU there is nothing to overlap, and a submit waits for the one before.
+        first, count = 0, len(table.steps) if self.device.is_cpu else FIRST_SUBMIT
+        while True:
+            last = first + count >= len(table.steps)
+            count = min(count, len(table.steps) - first)
+            commands = record(self.device, table, first, count, () if first else before, after if last else ())
+            submission = submit(self.device, commands)
+            if last:
+                return submission
+            first, count = first + count, min(2 * count, MOST_SUBMIT)
 
 
 def read_later(device: Device, buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -246,9 +246,13 @@ def read_later(device: Device, buffer: Any, dtype: str, shape: tuple[int, ...]) 
     staging = _staging(device, _padded(live))
     with device.lock:
         copies = (Copy(buffer, 0, staging, 0, _padded(live)),)
-        submission = device.guard("reading results back", submit, device, Table([]), [0], copies)
+        submission = device.guard("reading results back", _record_and_submit, device, copies)
         mapping = Mapping(device, staging, _padded(live), submission)
     return functools.partial(_nth, Readback(device, mapping, layout, deque(maxlen=0)), 0)
+
+
+def _record_and_submit(device: Device, copies: Sequence[Copy]) -> int:
+    return submit(device, record(device, Table([]), 0, 0, copies))
 
 
 def _nth(readback: Readback, position: int) -> np.ndarray:

@@ -5,8 +5,8 @@ mapping of a buffer to a thread of its own and back. Replay calls the library un
 holds; a bad call is still reported, when the commands are finished. This is the one place that reaches below
 wgpu-py's public interface.
 
-The calls are made by `backend/native/replay.c`, or by `_replay` here where that cannot be compiled: the same commands
-in the same order, so the same results, at some 1 µs more a dispatch and without threads.
+The calls of one command buffer are made by `backend/native/replay.c`, or by `_record` here where that cannot be
+compiled: the same calls in the same order, so the same results, at some 1 µs more a dispatch.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import wgpu
-from wgpu.backends.wgpu_native._api import error_handler, libf
+from wgpu.backends.wgpu_native._api import libf
 from wgpu.backends.wgpu_native._ffi import ffi, lib
-from wgpu.backends.wgpu_native._helpers import ERROR_TYPES
 
 _TIMESTAMP_BYTES = 8
 _MAX_QUERIES = 4096
@@ -74,13 +71,7 @@ _FUNCTIONS = (
     "wgpuCommandEncoderCopyBufferToBuffer",
     "wgpuCommandEncoderFinish",
     "wgpuCommandEncoderRelease",
-    "wgpuQueueSubmitForIndex",
-    "wgpuCommandBufferRelease",
 )
-
-# That record beside the one that submits. A GPU is then busy with one part while several later ones are recorded, each
-# at some 3 µs a dispatch; more threads find nothing to do.
-THREADS = min(3, (os.cpu_count() or 1) - 1)
 
 
 class Table:
@@ -96,52 +87,24 @@ class Table:
         )
 
 
-def submit(
-    device: Any, table: Table, ends: Sequence[int], before: Sequence[Copy] = (), after: Sequence[Copy] = ()
-) -> int:
-    """Submits copies, all steps of the table, and copies; returns the last submission's number for `Mapping`.
+def record(
+    device: Any, table: Table, first: int, count: int, before: Sequence[Copy] = (), after: Sequence[Copy] = ()
+) -> Any:
+    """A command buffer of `count` steps of the table from `first` on, in one pass, between copies. See `submit`.
 
-    ends: numbers of steps at which the parts end that are submitted one by one, the last one all steps.
     Raises `wgpu.GPUError` for what the library refuses.
     """
     loop, _ = native_loop()
-    with _refusals:
-        return (_replay if loop is None else _replay_native)(device, table, ends, before, after)
+    return (_checked_record if loop is None else _checked_native)(device, table, first, count, before, after)
 
 
-class _Refusals:
-    """What the library refuses within the block, told to whichever thread, is raised at its end: the first of it.
-
-    wgpu-py raises what its own calls are told, in the thread that makes them, and logs the rest.
-    """
-
-    def __init__(self) -> None:
-        self.any = ctypes.c_int()
-        self._told: list[tuple[str, str]] = []
-        self._turn = threading.Lock()
-        self._log = error_handler.handle_error
-        error_handler.handle_error = self._hear
-
-    def _hear(self, kind: str, message: str) -> None:
-        if error_handler._get_proxy_stack() or not self._turn.locked():
-            self._log(kind, message)
-            return
-        self._told.append((kind, message))
-        self.any.value = 1
-
-    def __enter__(self) -> None:
-        self._turn.acquire()
-        self._told, self.any.value = [], 0
-
-    def __exit__(self, *raised: object) -> None:
-        told = self._told
-        self._turn.release()
-        if told and raised[0] is None:
-            kind, message = told[0]
-            raise ERROR_TYPES.get(kind, wgpu.GPUError)(message)
-
-
-_refusals = _Refusals()
+def submit(device: Any, commands: Any) -> int:
+    """Submits what `record` gave, once, and returns the submission's number for `Mapping`."""
+    try:
+        queue = device.handle.queue._internal
+        return int(libf.wgpuQueueSubmitForIndex(queue, 1, ffi.new("WGPUCommandBuffer[]", [commands])))
+    finally:
+        lib.wgpuCommandBufferRelease(commands)
 
 
 def write(device: Any, buffer: Any, offset: int, data: Any) -> None:
@@ -160,12 +123,12 @@ def native_loop() -> tuple[Any, str]:
 
     try:
         path = str(ensure_built(REPLAY))
-        loop = ctypes.CDLL(path).zoo_replay
+        loop = ctypes.CDLL(path).zoo_record
     except (BuildError, OSError) as error:
         return None, (str(error).strip() or type(error).__name__).splitlines()[0]
-    loop.restype = ctypes.c_uint64
+    loop.restype = ctypes.c_void_p
     pointer, count = ctypes.c_void_p, ctypes.c_size_t
-    loop.argtypes = (*(pointer,) * 5, count, pointer, count, pointer, count, count, pointer)
+    loop.argtypes = (pointer, pointer, pointer, count, pointer, count, pointer, count)
     return functools.partial(loop, _function_table()), path
 
 
@@ -178,9 +141,9 @@ def _function_table() -> Any:
     return (ctypes.c_void_p * len(_FUNCTIONS))(*(_address(getattr(lib, name)) for name in _FUNCTIONS))
 
 
-def _replay_native(
-    device: Any, table: Table, ends: Sequence[int], before: Sequence[Copy], after: Sequence[Copy]
-) -> int:
+def _record_native(
+    device: Any, table: Table, first: int, count: int, before: Sequence[Copy], after: Sequence[Copy]
+) -> Any:
     loop, _ = native_loop()
     copies = [
         (_Copy * len(group))(
@@ -191,32 +154,23 @@ def _replay_native(
         )
         for group in (before, after)
     ]
-    handles = (_address(device.handle._internal), _address(device.handle.queue._internal))
-    parts = (ctypes.c_size_t * len(ends))(*ends)
-    sizes = (copies[0], len(before), copies[1], len(after))
-    submission: int = loop(*handles, table.packed, parts, len(ends), *sizes, THREADS, ctypes.byref(_refusals.any))
-    return submission
+    steps = ctypes.addressof(table.packed) + first * ctypes.sizeof(_Step)
+    made = loop(_address(device.handle._internal), steps, count, copies[0], len(before), copies[1], len(after))
+    return ffi.cast("WGPUCommandBuffer", made)
 
 
-def _replay(device: Any, table: Table, ends: Sequence[int], before: Sequence[Copy], after: Sequence[Copy]) -> int:
-    submission = first = 0
-    for part, end in enumerate(ends):
-        encoder = lib.wgpuDeviceCreateCommandEncoder(device.handle._internal, ffi.NULL)
-        _copy(encoder, before if part == 0 else ())
-        if first < end:
-            compute = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
-            _dispatch(compute, table.steps[first:end])
-            lib.wgpuComputePassEncoderEnd(compute)
-            lib.wgpuComputePassEncoderRelease(compute)
-        _copy(encoder, after if part == len(ends) - 1 else ())
-        commands = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
-        lib.wgpuCommandEncoderRelease(encoder)
-        if not _refusals.any.value:  # submitting what was refused would end the process
-            queue = device.handle.queue._internal
-            submission = lib.wgpuQueueSubmitForIndex(queue, 1, ffi.new("WGPUCommandBuffer[]", [commands]))
-        lib.wgpuCommandBufferRelease(commands)
-        first = end
-    return submission
+def _record(device: Any, table: Table, first: int, count: int, before: Sequence[Copy], after: Sequence[Copy]) -> Any:
+    encoder = lib.wgpuDeviceCreateCommandEncoder(device.handle._internal, ffi.NULL)
+    _copy(encoder, before)
+    if count:
+        compute = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
+        _dispatch(compute, table.steps[first : first + count])
+        lib.wgpuComputePassEncoderEnd(compute)
+        lib.wgpuComputePassEncoderRelease(compute)
+    _copy(encoder, after)
+    commands = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
+    lib.wgpuCommandEncoderRelease(encoder)
+    return commands
 
 
 def _copy(encoder: Any, copies: Sequence[Copy]) -> None:
@@ -237,6 +191,11 @@ def _dispatch(handle: Any, steps: Sequence[Step]) -> None:
             set_pipeline(handle, last._internal)
         set_group(handle, 0, step.bind_group._internal, 0, null)
         dispatch(handle, *step.groups)
+
+
+# What the library says while these run becomes an exception, as in wgpu-py's own calls.
+_checked_native = libf._make_proxy_func("replay", _record_native)
+_checked_record = libf._make_proxy_func("replay", _record)
 
 
 def encode(compute_pass: Any, steps: Sequence[Step]) -> None:
