@@ -215,7 +215,7 @@ class Case:
         while low < high:
             probes = sorted({low + (high - low) * part // _PROBES for part in range(_PROBES)})
             truth = self._truth(probes)
-            wrong = _first(lambda at, probes=probes: is_wrong(probes[at]), len(probes))  # type: ignore[misc]
+            wrong = _first(is_wrong, probes)
             low, high = probes[wrong - 1] + 1 if wrong else low, probes[wrong] if wrong < len(probes) else high
         outs = _outs(self.graph.nodes[low])
         truth = self._truth([low])
@@ -312,12 +312,12 @@ def _outs(node: Node) -> list[int]:
     return [out for out in node.outputs if out is not None]
 
 
-def _first(holds: Callable[[int], bool], count: int) -> int:
-    """The first of `count` numbers for which it holds, which then holds for all after it; `count` when for none."""
-    low, high = 0, count
+def _first(holds: Callable[[int], bool], numbers: Sequence[int]) -> int:
+    """The place of the first of `numbers` for which it holds, and holds for all after it; their count when for none."""
+    low, high = 0, len(numbers)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+        low, high = (low, middle) if holds(numbers[middle]) else (middle + 1, high)
     return low
 
 

@@ -109,6 +109,7 @@ def make_request(
     quantize.check_mode(recipe, backend, qlinear)
     quantize.check_mode(recipe, backend, qembedding, "embedding")
     chosen = _options(recipe, options or {})
+    # `check_target` has seen that it is a `Backend`, which a look-up does not tell the type checker.
     return ExportRequest(backend, weights, dtype, qlinear, qembedding, chosen)  # type: ignore[arg-type]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from backend.expr import evaluate
 from backend.graph import ITEM_BYTES, BlobError, Call, Graph, Node, Ref, ShapeError, TensorSpec, map_arg
+from backend.runtime import pointwise
 from backend.runtime import value as values
 from backend.runtime.codegen import Source
 from backend.runtime.device import UNIFORM, WRITE
@@ -23,11 +24,6 @@ from backend.runtime.value import Apply, Expression, Load, Pending, Value
 
 MAX_GROUPS = 65535
 MAX_FUSED_COST = 64
-POINTWISE_WORKGROUP = 256
-POINTWISE_ITEMS = 4
-POINTWISE_MANY = 2**20
-POINTWISE_SOME = 2**16
-POINTWISE_CHEAP = 4  # operations an element
 
 
 @dataclass(frozen=True)
@@ -69,6 +65,7 @@ class Launch:
     dtype: str
     label: str
     done: Tensor | None = None
+    width: int = 1  # elements that one load of a value, and one store, is of
 
 
 @dataclass(frozen=True)
@@ -232,28 +229,20 @@ class Builder:
             self._dispatch(pending.launch, {"out": target}, {} if plain else {"out": value})
             pending.launch.done = target if plain else None
             return
-        workgroup, items = self._pointwise_geometry(value)
-        groups = -(-value.numel // (workgroup * items))
+        workgroup, items, width = pointwise.geometry(value, target, self.capabilities)
+        groups = -(-value.numel // (workgroup * items * width))
         record = Launch(
             "pointwise",
             {"x": value},
-            {"count": value.numel},
-            {"workgroup": workgroup, "items": items},
+            {"count": value.numel // width},
+            {"workgroup": workgroup, "items": items, "width": width},
             groups,
             (),
             "",
             self._label("pointwise"),
+            width=width,
         )
         self._dispatch(record, {"out": target}, {})
-
-    def _pointwise_geometry(self, value: Value) -> tuple[int, int]:
-        """(invocations of a group, elements of an invocation) of a kernel of nothing but pointwise work."""
-        if not self.capabilities.on_processor:
-            # A large copy is bound by how many reads are under way.
-            return POINTWISE_WORKGROUP, POINTWISE_ITEMS if value.numel >= POINTWISE_MANY else 1
-        # A processor spends more on an invocation than on an element that costs little.
-        cheap = value.numel >= POINTWISE_SOME and values.cost(value.root) <= POINTWISE_CHEAP
-        return (POINTWISE_WORKGROUP // 4, 4 * POINTWISE_ITEMS) if cheap else (POINTWISE_WORKGROUP, 1)
 
     def raw_constant(self, value: Value) -> Tensor:
         """A constant's own bytes as a u32 array (packed weights)."""
@@ -454,13 +443,13 @@ class Builder:
         source.param(launch.groups, "groups")
         for name, read in reads.items():
             if isinstance(read, Value):
-                source.read_value(name, read)
+                source.read_value(name, read, launch.width)
             elif isinstance(read, Vector):
                 source.read_raw(name, read.tensor, read.width)
             else:
                 source.read_raw(name, read)
         for name, target in targets.items():
-            source.write(name, target, epilogues.get(name), launch.dtype)
+            source.write(name, target, epilogues.get(name), launch.dtype, launch.width)
         code = source.text(launch.template, launch.constants)
         slots = tuple((tensor.buffer, access) for tensor, access in source.slots)
         written = {id(buffer) for buffer, access in slots if access == WRITE}

@@ -30,6 +30,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let group = wg.x + wg.y * nwg.x;
   if (group >= p.groups) {{ return; }}"""
 
+VECTOR = 4  # elements of a wide load or store
+_BITS = {1: ("0u", "1u"), VECTOR: ("vec4(0u)", "vec4(1u)")}  # a bool as it is stored, by width
+
 _WORD = re.compile(r"\w+")
 
 
@@ -137,74 +140,98 @@ class Source:
         else:
             self.functions.append(f"fn load{vector}_{name}(i: u32) -> vec{vector}<{compute}> {{ return {code}; }}")
 
-    def read_value(self, name: str, value: Value) -> None:
-        """`load_<name>(i)`: element i of the value in row-major order, computed from its expression."""
-        statements, result = self.expression(value.root, value.shape, "i", None, f"in_{name}")
-        body = " ".join([*statements, f"return {result};"])
-        self.functions.append(f"fn load_{name}(i: u32) -> {COMPUTE[value.dtype]} {{ {body} }}")
+    def read_value(self, name: str, value: Value, width: int = 1) -> None:
+        """`load_<name>(i)`: element i of the value in row-major order, computed from its expression.
 
-    def write(self, name: str, tensor: Tensor, epilogue: Value | None = None, kernel_dtype: str = "") -> None:
-        """`store(i, v)` for `out`, `store_<name>(i, v)` otherwise; `v` has the kernel's compute type."""
-        bound = self.bind(tensor, WRITE, f"out_{name}")
+        With width 4, for a value that is `in_vectors`, `load4_<name>(i)` gives elements 4i to 4i+3.
+        """
+        statements, result = self.expression(value.root, value.shape, "i", None, f"in_{name}", width)
+        body = " ".join([*statements, f"return {result};"])
+        kind = _vector(COMPUTE[value.dtype], width)
+        self.functions.append(f"fn load{_suffix(width)}_{name}(i: u32) -> {kind} {{ {body} }}")
+
+    def write(
+        self, name: str, tensor: Tensor, epilogue: Value | None = None, kernel_dtype: str = "", width: int = 1
+    ) -> None:
+        """`store(i, v)` for `out`, `store_<name>(i, v)` otherwise; `v` has the kernel's compute type.
+
+        With width 4, `store4…` of elements 4i to 4i+3, and no epilogue.
+        """
+        bound = self.bind(tensor, WRITE, f"out_{name}", width)
         statements: list[str] = []
         result = "v"
         if epilogue is not None:
             statements, result = self.expression(epilogue.root, epilogue.shape, "i", "v", f"ep_{name}")
-        body = " ".join([*statements, f"{bound}[i + {self.offset(tensor)}] = {_to_storage(result, tensor.dtype)};"])
-        kind = COMPUTE[kernel_dtype or tensor.dtype]
-        function = "store" if name == "out" else f"store_{name}"
+        stored = _to_storage(result, tensor.dtype, width)
+        body = " ".join([*statements, f"{bound}[i + {self.offset(tensor, width)}] = {stored};"])
+        kind = _vector(COMPUTE[kernel_dtype or tensor.dtype], width)
+        function = f"store{_suffix(width)}" if name == "out" else f"store{_suffix(width)}_{name}"
         self.functions.append(f"fn {function}(i: u32, v: {kind}) {{ {body} }}")
 
-    def offset(self, tensor: Tensor) -> str:
-        return self.param(tensor.offset) if tensor.offset else "0u"
+    def offset(self, tensor: Tensor, width: int = 1) -> str:
+        return self.param(tensor.offset // width) if tensor.offset else "0u"
 
     # -- expressions
 
     def expression(
-        self, root: Expression, shape: tuple[int, ...], index: str, pending: str | None, prefix: str
+        self,
+        root: Expression,
+        shape: tuple[int, ...],
+        index: str,
+        pending: str | None,
+        prefix: str,
+        width: int = 1,
     ) -> tuple[list[str], str]:
         """WGSL statements that compute the expression at row-major `index`, and the name of the result.
 
-        `pending` is the WGSL of the value of the kernel that this expression follows.
+        `pending` is the WGSL of the value of the kernel that this expression follows. With width 4 `index` counts
+        vectors: what is in a row in memory is read at once, and each of its elements computed by itself.
         """
         statements: list[str] = []
         walked = [leaf for leaf in leaves(root) if isinstance(leaf, (Load, Iota))]
         strides = [leaf.tensor.strides if isinstance(leaf, Load) else leaf.strides for leaf in walked]
         dims = merge_dims(shape, strides)
+        wide = [width > 1 and step == 1 for step in dims[-1][1]] if dims else [False] * len(walked)
+        if width > 1:
+            dims[-1] = (dims[-1][0] // width, dims[-1][1])
         coordinates = self._coordinates(dims, index, statements)
         names: dict[int, str] = {}
+        rows: dict[int, str] = {}  # the vectors
         for position, leaf in enumerate(walked):
+            unit = width if wide[position] else 1
             steps = [(coordinates[d], step[position]) for d, (_, step) in enumerate(dims) if step[position]]
-            terms = [at if step == 1 else f"{at} * {self.param(step & 0xFFFFFFFF)}" for at, step in steps]
+            terms = [at if step == 1 else f"{at} * {self.param(step // unit & 0xFFFFFFFF)}" for at, step in steps]
             start = leaf.tensor.offset if isinstance(leaf, Load) else leaf.offset
             if start:
-                terms.append(self.param(start & 0xFFFFFFFF))
+                terms.append(self.param(start // unit & 0xFFFFFFFF))
             where = " + ".join(terms) or "0u"
-            name = names[id(leaf)] = self.local()
+            name = self.local()
+            (rows if unit > 1 else names)[id(leaf)] = name
             if isinstance(leaf, Load):
-                bound = self.bind(leaf.tensor, READ, f"{prefix}{position}")
-                statements.append(f"let {name} = {_from_storage(f'{bound}[{where}]', leaf.dtype, 1)};")
+                bound = self.bind(leaf.tensor, READ, f"{prefix}{position}", unit)
+                statements.append(f"let {name} = {_from_storage(f'{bound}[{where}]', leaf.dtype, unit)};")
             else:
                 statements.append(f"let {name} = {self._iota(leaf, where)};")
+        names |= {id(leaf): self._scalar(leaf) for leaf in leaves(root) if isinstance(leaf, Scalar)}
 
-        def visit(node: Expression) -> str:
-            if id(node) in names:
-                return names[id(node)]
+        def visit(node: Expression, known: dict[int, str]) -> str:
+            if id(node) in known:
+                return known[id(node)]
             if isinstance(node, Pending):
                 assert pending is not None, "a pending kernel was read outside its own store"
                 return pending
-            if isinstance(node, Scalar):
-                names[id(node)] = self._scalar(node)
-                return names[id(node)]
             assert isinstance(node, Apply)
-            args = [visit(arg) for arg in node.args]
-            name = names[id(node)] = self.local()
+            args = [visit(arg, known) for arg in node.args]
+            name = known[id(node)] = self.local()
             code = node.code.format(*args)
             self.uses_f16 |= "f16" in code
             statements.append(f"let {name} = {code};")
             return name
 
-        return statements, visit(root)
+        if width == 1:
+            return statements, visit(root, names)
+        lanes = [visit(root, names | {key: f"{name}.{lane}" for key, name in rows.items()}) for lane in "xyzw"]
+        return statements, f"{_vector(COMPUTE[root.dtype], width)}({', '.join(lanes)})"
 
     def _coordinates(self, dims: list[tuple[int, tuple[int, ...]]], index: str, statements: list[str]) -> list[str]:
         used = [any(step) for _, step in dims]
@@ -264,15 +291,39 @@ class Source:
         return "\n".join(parts)
 
 
-def _from_storage(code: str, dtype: str, vector: int) -> str:
-    if vector != 1:
-        return f"vec{vector}<f32>({code})" if STORAGE[dtype] == "f16" else code
-    if dtype == "bool":
-        return f"({code} != 0u)"
-    return f"f32({code})" if dtype == "float16" else code
+def in_vectors(value: Value, target: Tensor, most_bindings: int) -> bool:
+    """Whether `value` can be read, and `target` written, four elements at a time: along the innermost dim each operand
+    lies in a row that starts at a multiple of four elements, or does not move. `most_bindings`: of a kernel."""
+    loads = [leaf for leaf in leaves(value.root) if isinstance(leaf, Load)]
+    if any(isinstance(leaf, (Iota, Pending)) for leaf in leaves(value.root)) or target.offset % VECTOR:
+        return False
+    *outer, (size, inner) = merge_dims(value.shape, [leaf.tensor.strides for leaf in loads]) or [(1, ())]
+    if size % VECTOR:
+        return False
+    for position, (leaf, step) in enumerate(zip(loads, inner, strict=True)):
+        starts = [leaf.tensor.offset, *(steps[position] for _, steps in outer)]
+        if step not in (0, 1) or (step == 1 and any(start % VECTOR for start in starts)):
+            return False
+    # A buffer that is read both ways is bound twice.
+    return len({(id(leaf.tensor.buffer), step) for leaf, step in zip(loads, inner, strict=True)}) < most_bindings
 
 
-def _to_storage(code: str, dtype: str) -> str:
+def _suffix(width: int) -> str:
+    return str(width) if width > 1 else ""
+
+
+def _vector(kind: str, width: int) -> str:
+    return f"vec{width}<{kind}>" if width > 1 else kind
+
+
+def _from_storage(code: str, dtype: str, width: int) -> str:
     if dtype == "bool":
-        return f"select(0u, 1u, {code})"
-    return f"f16({code})" if dtype == "float16" else code
+        return f"({code} != {_BITS[width][0]})"
+    return f"{_vector('f32', width)}({code})" if dtype == "float16" else code
+
+
+def _to_storage(code: str, dtype: str, width: int) -> str:
+    if dtype == "bool":
+        zero, one = _BITS[width]
+        return f"select({zero}, {one}, {code})"
+    return f"{_vector('f16', width)}({code})" if dtype == "float16" else code

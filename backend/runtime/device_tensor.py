@@ -23,23 +23,26 @@ class Readback:
         self._device, self._mapping, self._layout, self._spare = device, mapping, layout, spare
         self._lock = threading.Lock()
         self._arrays: list[np.ndarray] | None = None
+        self._tries = 0
 
     def arrays(self) -> list[np.ndarray]:
         """The arrays, the same ones at every call. Raises `DeviceError`, at every call, when they cannot be read."""
         with self._lock:
             if self._arrays is None:
-                # Memory whose mapping failed, or was interrupted, is never used again: it must not poison later calls.
+                self._tries += 1
                 self._arrays = self._device.guard("reading results back", self._read)
+                # Memory whose mapping failed is never used again: it must not poison later calls. Nor is memory whose
+                # reading was interrupted: threads may still be copying from it, and it stays mapped until they end.
+                if self._tries == 1 and self._mapping is not None:
+                    self._spare.append(self._mapping.close())
+                self._mapping = None
             return self._arrays
 
     def _read(self) -> list[np.ndarray]:
         from backend.runtime.hostdata import from_storage
 
         data = memoryview(b"") if self._mapping is None else self._mapping.wait()
-        arrays = [from_storage(data[start : start + size], dtype, shape) for start, size, dtype, shape in self._layout]
-        if self._mapping is not None:
-            self._spare.append(self._mapping.close())
-        return arrays
+        return [from_storage(data[start : start + size], dtype, shape) for start, size, dtype, shape in self._layout]
 
 
 class DeviceTensor:

@@ -249,7 +249,7 @@ class Mapping:
         lib.wgpuBufferMapAsync(buffer._internal, lib.WGPUMapMode_Read, 0, size, info[0])
 
     def wait(self) -> memoryview:
-        """The bytes, which are gone after `close`. Does not wait for work that was submitted later.
+        """The bytes, which are gone after `close` and not before. Does not wait for work that was submitted later.
 
         Raises `RuntimeError` with the library's reason when the buffer cannot be mapped, as on a lost device.
         """
@@ -260,8 +260,11 @@ class Mapping:
                 raise _struck.pop()
         if self._told[0]:
             raise RuntimeError(self._told[0])
-        data = lib.wgpuBufferGetConstMappedRange(self._buffer._internal, 0, self._size)
-        return memoryview(ffi.buffer(data, self._size))
+        buffer = self._buffer
+        data = lib.wgpuBufferGetConstMappedRange(buffer._internal, 0, self._size)
+        # The bytes hold the buffer: Ctrl-C drops the mapping while threads may still be copying from it.
+        held = ffi.gc(data, lambda _, buffer=buffer: None)
+        return memoryview(ffi.buffer(held, self._size))
 
     def close(self) -> Any:
         """Unmaps and returns the buffer, for another use."""

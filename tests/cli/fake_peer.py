@@ -31,6 +31,7 @@ class Fake(Session):
                 print("about to crash", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGSEGV)
             if self._what == "hang":
+                print("hanging", file=sys.stderr, flush=True)
                 time.sleep(600)
             if self._what == "count":
                 self._states["total"] = self._states["total"] + arrays[0]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.machinery
+import signal
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -286,6 +288,43 @@ def test_a_peer_that_crashes_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
         side.close()
         graphs.workers.close()
         graphs.close()
+
+
+_ASKING = """
+import pathlib
+import numpy
+from zoo.peers.apart import Workers, _Apart
+from zoo.peers.session import OnnxGraph
+
+if __name__ == "__main__":
+    workers = Workers(60)
+    graph = type("Graph", (), {"onnx": lambda self: OnnxGraph(pathlib.Path("hang"))})()
+    session = workers.open(graph, "tests.cli.fake_peer:Fake")
+    call = session.prepare([numpy.ones(4, numpy.float32)])
+    print(session._worker._folder.name, flush=True)
+    call()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process is ended there without a signal")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_peer_that_hangs_leaves_nothing_when_its_parent_is_ended(
+    environment: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    script = tmp_path / "asking.py"
+    script.write_text(_ASKING)
+    with subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        folder = Path(asking.stdout.readline().strip())
+        deadline = time.monotonic() + 60
+        while "hanging" not in (folder / "log").read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        asking.send_signal(number)
+        assert asking.wait(10) == -number
+    deadline = time.monotonic() + 10
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not folder.exists()
 
 
 def test_outputs_of_a_state_that_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:

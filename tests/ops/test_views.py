@@ -6,7 +6,7 @@ import torch
 from harness import check_op, refusal_of, run_op
 
 from backend.ops import registry
-from backend.runtime import builder
+from backend.runtime import pointwise
 
 END = 2**63 - 1
 X = torch.arange(2 * 3 * 5, dtype=torch.float32).reshape(2, 3, 5)
@@ -93,7 +93,7 @@ def test_o8_expanding_one_tensor_to_two_shapes():
 
 
 def test_r2_more_groups_than_one_dimension_holds(monkeypatch):
-    monkeypatch.setattr(builder, "POINTWISE_WORKGROUP", 64)  # 65536 groups, one more than fit
+    monkeypatch.setattr(pointwise, "WORKGROUP", 64)  # 65536 groups, one more than fit
     x = torch.arange(4194241, dtype=torch.float32)
     (y,) = run_op("aten.flip.default", x, [0])
     np.testing.assert_array_equal(y, x.numpy()[::-1])

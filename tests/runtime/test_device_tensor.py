@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from backend.graph import Graph, Node, Ref, ShapeError, TensorSpec, to_blob
-from backend.runtime import load, replay
+from backend.runtime import hostdata, load, replay
 from backend.runtime import plan as plans
 from backend.runtime.delegate import Delegate
 from backend.runtime.device import Device, get_device
@@ -188,6 +190,92 @@ def test_ctrl_c_while_waiting_changes_nothing(program: Program, monkeypatch: pyt
             call()
     monkeypatch.setattr(plans.Mapping, "wait", waiting)
     np.testing.assert_array_equal(program.run("next", rows(2))[0], rows(2) + 1)
+    np.testing.assert_array_equal(tensor.numpy(), rows(3) + 1)
+
+
+class Copiers:
+    """In place of `hostdata`'s threads: one that copies when it is let, and Ctrl-C for who waits for it."""
+
+    def __init__(self) -> None:
+        self.go, self.threads = threading.Event(), list[threading.Thread]()
+        self.copied = threading.Event()
+
+    def map(self, copy: Callable[[int], None], starts: Iterable[int]) -> None:
+        def work() -> None:
+            self.go.wait(60)
+            for start in starts:
+                copy(start)
+            self.copied.set()
+
+        self.threads.append(threading.Thread(target=work))
+        self.threads[-1].start()
+        raise KeyboardInterrupt
+
+    def finish(self) -> None:
+        self.go.set()
+        for thread in self.threads:
+            thread.join()
+        assert self.copied.is_set()
+
+
+@pytest.fixture
+def copiers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copiers]:
+    monkeypatch.setattr(hostdata, "PIECE", 64)
+    monkeypatch.setattr(hostdata, "COPIERS", 2)
+    held = Copiers()
+    monkeypatch.setattr(hostdata, "_copiers", lambda: held)
+    yield held
+    held.finish()
+
+
+def test_ctrl_c_leaves_no_thread_that_copies_from_freed_memory(
+    program: Program, copiers: Copiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory goes with the last thread that copies from it, when everyone else has let go of it."""
+    staging: list[weakref.ref[object]] = []
+    made = plans._create_staging
+
+    def create(device: Device, nbytes: int) -> object:
+        buffer = made(device, nbytes)
+        staging.append(weakref.ref(buffer))
+        return buffer
+
+    monkeypatch.setattr(plans, "_create_staging", create)
+    with pytest.raises(KeyboardInterrupt):
+        program.run("next", rows(64))
+    gc.collect()
+    assert [ref() is None for ref in staging] == [False]
+    copiers.finish()
+    copiers.threads.clear()
+    gc.collect()
+    assert staging[0]() is None
+
+
+def test_a_second_try_leaves_the_memory_to_threads_of_the_first(
+    program: Program, copiers: Copiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[plans.Mapping] = []
+    monkeypatch.setattr(plans.Mapping, "close", closed.append)
+    (tensor,) = program.start("next", rows(64), fetch=(0,))
+    with pytest.raises(KeyboardInterrupt):
+        tensor.numpy()
+    monkeypatch.setattr(hostdata, "COPIERS", 1)
+    np.testing.assert_array_equal(tensor.numpy(), rows(64) + 1)
+    assert not closed
+
+
+def test_ctrl_c_after_the_memory_is_let_go(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read is kept: there is nothing left to read it from again."""
+    closing = plans.Mapping.close
+
+    def interrupted(mapping: plans.Mapping) -> None:
+        closing(mapping)
+        raise KeyboardInterrupt
+
+    (tensor,) = program.start("next", rows(3), fetch=(0,))
+    monkeypatch.setattr(plans.Mapping, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tensor.numpy()
     np.testing.assert_array_equal(tensor.numpy(), rows(3) + 1)
 
 

@@ -10,8 +10,8 @@ import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -148,7 +148,7 @@ class _Apart(Session):
         self._worker, self._number, self.note = worker, number, note
 
     @property
-    def gone(self) -> bool:  # type: ignore[override]
+    def gone(self) -> bool:
         return self._worker.ended
 
     def prepare(self, arrays: Sequence[np.ndarray]) -> Callable[[], Any]:
@@ -229,12 +229,21 @@ class _Server:
             self.close(number)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(log: str) -> None:
     """A peer that hangs reads no pipe: it would outlive whoever asks and was ended."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
+        _leave(1, log)
+
+
+def _leave(code: int, log: str) -> None:
+    """Ends this process and removes the folder of its log: whoever asked may have been ended before doing so."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)  # some systems remove no file that is open
+    shutil.rmtree(Path(log).parent, ignore_errors=True)
+    os._exit(code)  # an engine that trips over its own end has nothing left to spoil
 
 
 def _serve(pipe: Connection, place: str, log: str) -> None:
@@ -243,7 +252,8 @@ def _serve(pipe: Connection, place: str, log: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(file, stream)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.close(file)
+    threading.Thread(target=_end_with_parent, args=(log,), daemon=True).start()
     server: _Server | None = None
     while True:
         try:
@@ -261,6 +271,8 @@ def _serve(pipe: Connection, place: str, log: str) -> None:
             answer = False, str(error)
         except Exception as error:  # whatever another engine raises is its reason
             answer = False, one_line(error)
-        pipe.send(answer)
-    sys.stdout.flush()
-    os._exit(0)  # an engine that trips over its own end has nothing left to spoil
+        try:
+            pipe.send(answer)
+        except OSError:
+            break
+    _leave(0, log)

@@ -54,7 +54,8 @@ class Graphs:
         # As one, so that what methods share comes once: what has moved already must not be looked up again, for its id
         # may be one that another tensor had.
         for part in torch.nn.ModuleList(copies.values()).modules():
-            for tensors in (part._parameters, part._buffers):
+            held: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+            for tensors in held:
                 for name, tensor in tensors.items():
                     if tensor is None:
                         continue
@@ -62,7 +63,7 @@ class Graphs:
                         there = tensor.detach().to(device)
                         is_parameter = isinstance(tensor, torch.nn.Parameter)
                         moved[id(tensor)] = torch.nn.Parameter(there, False) if is_parameter else there
-                    tensors[name] = moved[id(tensor)]  # type: ignore[assignment]
+                    tensors[name] = moved[id(tensor)]
         self._copies[holder, device] = copies
         return copies
 

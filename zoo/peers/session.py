@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,15 +45,19 @@ class Seconds:
     seconds: float
 
 
-class Session:
+class Session(ABC):
     """A graph made ready by a peer. `note`: what a reader of its times must know."""
 
     note = ""
-    gone = False  # whether it can do no more calls
 
+    @property
+    def gone(self) -> bool:
+        """Whether it can do no more calls."""
+        return False
+
+    @abstractmethod
     def prepare(self, arrays: Sequence[np.ndarray]) -> Callable[[], Any]:
         """One call on these inputs, done when it returns: what is timed in models."""
-        raise NotImplementedError
 
     def fetch(self, result: Any) -> list[np.ndarray]:
         """What a call gave, as arrays on the host."""
@@ -77,5 +82,5 @@ class Session:
             one()
         return time.perf_counter() - start
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - not abstract: a session may hold nothing
         """Frees what the session holds on its device."""
