@@ -174,16 +174,17 @@ var<workgroup> pool: array<f32, {{ WORKERS * ROWS }}>;
 {% endfor %}
 {% endif %}
 {% endmacro %}
-{#   finish_gemv(ROWS, WORKERS): adds up s0 … of all invocations through workgroup array `partial`, 4 columns from n on;
-     opens a block for invocations with a result, where (m, n + c) has `sum`. #}
-{% macro finish_gemv(ROWS, WORKERS) %}
-{% for m in range(ROWS) %}
-  partial[{{ WORKERS * m }}u + lid] = s{{ m }};
+{#   finish_gemv(ROWS, WORKERS, QUADS): adds up s0 … of all invocations through workgroup array `partial`; s<m + ROWS q> are
+     of row m and the columns from n + 4 q on. Opens a block for invocations with a result, where (m, n + c) has `sum`. #}
+{% macro finish_gemv(ROWS, WORKERS, QUADS=1) %}
+{% for r in range(ROWS * QUADS) %}
+  partial[{{ WORKERS * r }}u + lid] = s{{ r }};
 {% endfor %}
-{{ eights("partial", ROWS, WORKERS) }}
-  let m = lid / 4u;
-  let c = lid % 4u;
-  if (m < p.rows && n + c < p.cols) {
-    var sum = partial[m * {{ WORKERS }}u][c];
-    for (var i = 8u; i < {{ WORKERS }}u; i += 8u) { sum += partial[m * {{ WORKERS }}u + i][c]; }
+{{ eights("partial", ROWS * QUADS, WORKERS) }}
+  let r = lid / 4u;
+  let m = r % {{ ROWS }}u;
+  let c = r / {{ ROWS }}u * 4u + lid % 4u;
+  if (r < {{ ROWS * QUADS }}u && m < p.rows && n + c < p.cols) {
+    var sum = partial[r * {{ WORKERS }}u][lid % 4u];
+    for (var i = 8u; i < {{ WORKERS }}u; i += 8u) { sum += partial[r * {{ WORKERS }}u + i][lid % 4u]; }
 {% endmacro %}

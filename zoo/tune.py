@@ -191,7 +191,7 @@ class _Product:
     def time(self, choice: Choice) -> float:
         """µs, by the GPU's clock where it has one."""
         can = replace(capabilities(self.device), tile_rule=tiles.Fixed(choice))
-        plan = Plan(lower_graph(self._graph, {}, can), self._resources)
+        plan = Plan(lower_graph(self._graph, {}, can), self._resources, keep_inputs=True)
         plan.run([self._x])  # zeros would cost a GPU less power than numbers do
         timer = Timer(self.device, plan.steps, SECONDS)
         # What the host sees of few repetitions is mostly its own way to the GPU and back.

@@ -32,6 +32,9 @@ from backend.runtime.value import Value
 
 WORKGROUP = 256
 GEMV_ROWS = 8  # gemv_codes.wgsl holds so many
+# Of few bytes each, workgroups spend most of their time beginning and ending: where they are more than a GPU holds at
+# once, each takes QUADS times as many columns.
+MANY_GROUPS, QUADS = 4096, 4
 
 
 def _accepts_weight(call: Call, depth: Any, name: str) -> str | None:
@@ -160,9 +163,11 @@ def _few_rows(
     constants = {"bits": bits, "has_zero": has_zero, "ROWS": bucket, "ragged": params["depth"] % width != 0}
     groups = -(-params["cols"] // 4)
     constants |= gemv.walk(params["depth"], width, bucket, groups, b)
+    quads = QUADS if bucket == 1 and not rows["norm"] and groups >= MANY_GROUPS else 1
+    constants["QUADS"] = quads
     return b.launch(
         "gemv_codes", shape=(params["rows"], params["cols"]), dtype=out.dtype, reads=reads, params=params,
-        constants=constants | rows, groups=groups,
+        constants=constants | rows, groups=-(-params["cols"] // (4 * quads)),
     )  # fmt: skip
 
 

@@ -27,10 +27,16 @@ class Delegate:
     """`execute` runs the method on live shapes; a plan is made for each new shape and kept.
 
     blob: what `backend.graph.to_blob` wrote. get_data: named data by key, valid as long as the delegate lives.
-    states: shared by the delegates of one loaded program. Raises `BlobError` for a blob this runtime cannot run.
+    states: shared by the delegates of one loaded program. keep_inputs: see `Plan`. Raises `BlobError` for a blob this runtime cannot run.
     """
 
-    def __init__(self, blob: bytes | memoryview, get_data: Callable[[str], Any], states: StateStore | None = None):
+    def __init__(
+        self,
+        blob: bytes | memoryview,
+        get_data: Callable[[str], Any],
+        states: StateStore | None = None,
+        keep_inputs: bool = False,
+    ):
         from backend.ops import registry
 
         self.graph: Graph = from_blob(blob)
@@ -42,6 +48,7 @@ class Delegate:
             if reason is not None:
                 raise BlobError(f"{node.op}: {reason}: export again or update")
         self._get_data = get_data
+        self._keep_inputs = keep_inputs
         self._states = states if states is not None else StateStore()
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
         self._resources: DelegateResources | None = None
@@ -109,7 +116,7 @@ class Delegate:
                 can = capabilities(device)
                 with device.compiling() as compile_soon:
                     lowered = lower_graph(self.graph, env, can, lambda d: compile_soon(d.code, d.kinds, d.label))
-                plan = Plan(lowered, self._resources)
+                plan = Plan(lowered, self._resources, self._keep_inputs)
                 self._plans[key] = plan
                 if len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)

@@ -58,9 +58,12 @@ class _Readout:
 
 
 class Plan:
-    """`run` writes the inputs, replays the dispatches in a few submits, and reads the outputs back."""
+    """`run` writes the inputs, replays the dispatches in a few submits, and reads the outputs back.
 
-    def __init__(self, lowered: Lowered, resources: Resources):
+    keep_inputs: nothing else comes to lie where the inputs are, so that the dispatches may be repeated without `run`.
+    """
+
+    def __init__(self, lowered: Lowered, resources: Resources, keep_inputs: bool = False):
         self.device = resources.device
         self.outputs = lowered.outputs
         static = _static_dispatches(lowered.dispatches)
@@ -74,8 +77,9 @@ class Plan:
                     memory[id(buffer)] = resources.stored(buffer)
         with self.device.lock:
             self._compute_static(lowered, [d for d in lowered.dispatches if id(d) in static], resources)
+        kept = [*(tensor.buffer for tensor in self.outputs), *(lowered.inputs if keep_inputs else ())]
         layout = assign_memory(
-            *(dynamic, lowered.inputs, [tensor.buffer for tensor in self.outputs], memory),
+            *(dynamic, lowered.inputs, kept, memory),
             alignment=self.device.limit("min-storage-buffer-offset-alignment"),
             most=min(map(self.device.limit, ("max-storage-buffer-binding-size", "max-buffer-size"))),
         )

@@ -151,6 +151,16 @@ def test_q1_sweep_of_columns_rows_and_groups(mode):
 
 
 @pytest.mark.parametrize("bits", (4, 8))
+def test_many_columns_are_several_quads_a_workgroup(bits, monkeypatch):
+    """What an output head of one row takes on a GPU, on any device and on few columns; partly filled groups."""
+    monkeypatch.setattr("backend.ops.quantized.MANY_GROUPS", 1)
+    monkeypatch.setattr("backend.ops.lanes.usable", lambda b: False)
+    for cols in (1, 4, 15, 16, 17, 37, 64, 300):
+        for depth, symmetric in ((32, True), (100, False), (1024, False)):
+            check_linear(Weight(cols, depth, bits, depth, symmetric=symmetric), 1, bias=cols % 2 == 0)
+
+
+@pytest.mark.parametrize("bits", (4, 8))
 @pytest.mark.parametrize("depth", (1, 3, 6, 30, 33, 100, 516))
 def test_rows_that_end_within_a_word(bits, depth):
     for rows in (1, 3, 9, 40):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from backend.expr import Expr
@@ -86,6 +87,26 @@ def test_replay_gives_what_a_fresh_plan_gives():
         assert first is not again
         fresh.close()
     kept.close()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_inputs_that_are_kept_serve_repeated_dispatches(keep: bool) -> None:
+    """What `zoo bench kernels` and `zoo tune` time; without it, results come to lie over the inputs."""
+    m = Maker()
+    y = m.input(64)
+    for _ in range(3):
+        y = m("cumsum.default", self=y, dim=0)
+    m.graph.outputs = [y.value]
+    delegate = Delegate(to_blob(m.graph), {}.__getitem__, keep_inputs=keep)
+    x = np.random.default_rng(0).standard_normal(64, dtype=np.float32)
+    (first,) = delegate.execute([x])
+    plan = delegate.plan([x.shape])
+    for _ in range(2):
+        plan._submit(plan._table)
+    buffer, offset = plan._place(plan.outputs[0].buffer)
+    again = np.frombuffer(plan.device.read(buffer, offset + x.nbytes), np.float32)[offset // 4 :]
+    assert np.array_equal(again, first) == keep
+    delegate.close()
 
 
 def test_plans_of_several_shapes_share_scratch_memory_without_mixing():

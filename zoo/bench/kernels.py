@@ -86,7 +86,7 @@ def _choose(against: Sequence[str] | None) -> list[Peer]:
 def _measure(case: Case, device: Device, runs: int, peers: Sequence[Peer], workers: Workers) -> dict[str, Any]:
     operands = draw(case)
     graph, feeds, data = graph_of(case, operands)
-    delegate = Delegate(to_blob(graph), data.__getitem__)
+    delegate = Delegate(to_blob(graph), data.__getitem__, keep_inputs=True)
     others = _Others(case, operands, feeds, peers, workers)
     try:
         outputs = [np.array(array) for array in delegate.execute(feeds)]
