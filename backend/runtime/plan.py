@@ -63,6 +63,7 @@ class Plan:
     def __init__(self, lowered: Lowered, resources: Resources):
         self.device = resources.device
         self.outputs = lowered.outputs
+        self._read = [packed or output for output, packed in zip(lowered.outputs, lowered.packed, strict=True)]
         static = _static_dispatches(lowered.dispatches)
         dynamic = [d for d in lowered.dispatches if id(d) not in static]
         self._memory: dict[int, Any] = {}  # buffer id -> a GPU buffer of its own
@@ -75,7 +76,7 @@ class Plan:
         with self.device.lock:
             self._compute_static(lowered, [d for d in lowered.dispatches if id(d) in static], resources)
         layout = assign_memory(
-            *(dynamic, lowered.inputs, [tensor.buffer for tensor in self.outputs], memory),
+            *(dynamic, lowered.inputs, [tensor.buffer for tensor in (*self.outputs, *self._read)], memory),
             alignment=self.device.limit("min-storage-buffer-offset-alignment"),
             most=min(map(self.device.limit, ("max-storage-buffer-binding-size", "max-buffer-size"))),
         )
@@ -202,7 +203,7 @@ class Plan:
     def _read_out(self, fetch: tuple[int, ...]) -> _Readout:
         entries: list[tuple[tuple[Any, int], int, int]] = []
         total = 0
-        for tensor in (self.outputs[position] for position in fetch):
+        for tensor in (self._read[position] for position in fetch):
             live = _live_bytes(tensor)
             entries.append((self._place(tensor.buffer) if live else (None, 0), total, live))
             total += -(-live // 8) * 8
@@ -335,5 +336,5 @@ def _static_buffers(lowered: Lowered, static: set[int]) -> list[Buffer]:
     """Results of static dispatches that the replayed dispatches or the outputs read."""
     made = {id(b): b for d in lowered.dispatches if id(d) in static for b, access in d.slots if access == WRITE}
     read = {id(b) for d in lowered.dispatches if id(d) not in static for b, _ in d.slots}
-    read |= {id(tensor.buffer) for tensor in lowered.outputs}
+    read |= {id(tensor.buffer) for tensor in (*lowered.outputs, *lowered.packed) if tensor is not None}
     return [buffer for key, buffer in made.items() if key in read]
