@@ -5,6 +5,7 @@ pytest tests/recipes/test_real_esrgan_pictures.py
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -235,6 +236,35 @@ def test_outputs_that_cannot_be(tmp_path: Path, upscaler: runner.Upscaler) -> No
         with pytest.raises(UserError, match=name):
             upscaler.file(tmp_path / name, tmp_path / "out.png")
     assert not (tmp_path / "out.png").exists()
+
+
+class Spoilt:
+    """A program whose last tile holds one value that is no number, told as `pixels` tells it or as it is."""
+
+    def __init__(self, wrong: float, methods: tuple[str, ...]) -> None:
+        self.wrong, self.methods, self.called = wrong, methods, 0
+
+    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+        self.called += 1
+        result = arrays[0].repeat(4, 2).repeat(4, 3)
+        if method == "pixels":
+            return [np.rint(255 * result).astype(np.uint8).transpose(0, 2, 3, 1), np.array(self.called == 4)]
+        if self.called == 4:
+            result[0, 2, -1, -1] = self.wrong
+        return [result]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("methods", [("upscale",), ("upscale", "pixels")])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_no_number_is_no_pixel(
+    wrong: float, methods: tuple[str, ...], mode: str, tmp_path: Path, upscaler: runner.Upscaler
+) -> None:
+    Image.effect_noise((30, 28), 60).convert(mode).save(tmp_path / "in.png")
+    upscaler._program = Spoilt(wrong, methods)
+    with pytest.raises(UserError, match="pixels that are not numbers"):
+        upscaler.file(tmp_path / "in.png", tmp_path / "out.png")
+    assert upscaler._program.called == 4 and sorted(os.listdir(tmp_path)) == ["in.png", "nearest.assets"]
 
 
 def test_a_broken_file_does_not_stop_a_folder(
