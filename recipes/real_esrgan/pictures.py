@@ -26,7 +26,8 @@ NOT_NUMBERS = "the network produced pixels that are not numbers: nothing is writ
 
 
 @functools.cache
-def _workers() -> ThreadPoolExecutor:
+def workers() -> ThreadPoolExecutor:
+    """Threads for what numpy and zlib do without Python's lock."""
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "zoo-picture")
 
 
@@ -71,7 +72,7 @@ class Picture:
         def stripe(first: int) -> None:
             convert(out[first : first + _ROWS], part[first : first + _ROWS])
 
-        for _ in _workers().map(stripe, range(0, len(part), _ROWS)):
+        for _ in workers().map(stripe, range(0, len(part), _ROWS)):
             pass
 
     def _round(self, out: np.ndarray, part: np.ndarray) -> None:

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageCms
 from real_esrgan_support import enlarged, write_png16
 
-from recipes.real_esrgan import pictures, runner
+from recipes.real_esrgan import pictures, runner, sinks
 from recipes.recipe import UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -200,6 +200,33 @@ def test_endings_and_profiles(name: str, mode: str, tmp_path: Path, upscaler: ru
     if mode == "L" and name == "out.webp":
         expected = np.full(3, expected)
     assert abs(got - np.asarray(expected, float)).max() <= 3
+
+
+@pytest.mark.parametrize("width", [1, 7, 700])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_png_in_pieces_is_one_stream(
+    width: int, channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose checksum holds, and which finds again what an earlier piece held: rows that repeat cost next to nothing."""
+    rows = np.random.default_rng(0).integers(0, 256, (20, width, channels), np.uint8)
+    pixels = np.concatenate([rows[np.random.default_rng(n).permutation(20)] for n in range(10)])
+    for piece in (1, 3 * width * channels, 2**18):
+        monkeypatch.setattr(sinks, "_PIECE", piece)
+        path = tmp_path / f"{piece}.png"
+        with sinks.open_sink(path, width, len(pixels), channels, False, None) as sink:
+            sink.write(pixels[:61])
+            sink.write(pixels[61:])
+        data, stream, at = path.read_bytes(), b"", 8
+        while at < len(data):
+            (length,), kind = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
+            stream += data[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
+            at += length + 12
+        inflate = zlib.decompressobj()
+        assert len(inflate.decompress(stream)) == len(pixels) * (1 + width * channels)
+        assert inflate.eof and not inflate.unused_data
+        np.testing.assert_array_equal(np.asarray(Image.open(path)).reshape(pixels.shape), pixels)
+    if width == 700 and channels == 1:
+        assert (tmp_path / f"{3 * width}.png").stat().st_size < 1.2 * (tmp_path / f"{2**18}.png").stat().st_size
 
 
 def test_cmyk(tmp_path: Path, upscaler: runner.Upscaler) -> None:
