@@ -54,8 +54,8 @@ class Picture:
 
     def read(self, top: int, bottom: int, left: int, right: int) -> np.ndarray:
         """A part as the network takes it: float32 `[3, rows, columns]` in [0, 1]."""
-        part = self.colour[top:bottom, left:right].astype(np.float32) / np.float32(self.limit)
-        return np.broadcast_to(part.transpose(2, 0, 1), (3, *part.shape[:2]))
+        planes = self.colour[top:bottom, left:right].transpose(2, 0, 1)
+        return np.divide(planes, np.float32(self.limit), out=np.empty((3, *planes.shape[1:]), np.float32))
 
     def empty(self, rows: int, columns: int) -> np.ndarray:
         """An array for a part of the result, `[rows, columns, channels]` of this picture's own integers."""

@@ -96,6 +96,7 @@ class Upscaler:
         ):
             for rows in self._rows(picture, layout, width, height, advance):
                 sink.write(rows)
+                del rows  # a whole band, which would be held while the next one is made
         return Done(width, height, layout.tiles, time.perf_counter() - started)
 
     def _once(self, line: str) -> None:

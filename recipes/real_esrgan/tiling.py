@@ -138,9 +138,10 @@ def upscale(
             result = next(results)
             part = result[scale * (first - top) : bottom - scale * top, scale * (start - left) : right - scale * left]
             finish(part, band[:, scale * start : right])
-            del result, part  # it is large, and the next one comes while this one would still be held
+            del result, part  # large ones, which would be held while the next come; the band too
             done()
         yield band
+        del band
 
 
 def _results(read: Read, begin: Begin, layout: Layout) -> Iterator[np.ndarray]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
+import weakref
 import zlib
 from pathlib import Path
 
@@ -263,6 +264,22 @@ def test_outputs_that_cannot_be(tmp_path: Path, upscaler: runner.Upscaler) -> No
         with pytest.raises(UserError, match=name):
             upscaler.file(tmp_path / name, tmp_path / "out.png")
     assert not (tmp_path / "out.png").exists()
+
+
+def test_one_band_is_held_at_a_time(tmp_path: Path, upscaler: runner.Upscaler, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[np.ndarray]] = []
+    plain = pictures.Picture.empty
+
+    def empty(picture: pictures.Picture, rows: int, columns: int) -> np.ndarray:
+        assert not any(band() is not None for band in made)
+        band = plain(picture, rows, columns)
+        made.append(weakref.ref(band))
+        return band
+
+    monkeypatch.setattr(pictures.Picture, "empty", empty)
+    Image.effect_noise((20, 50), 60).convert("RGB").save(tmp_path / "in.png")
+    upscaler.file(tmp_path / "in.png", tmp_path / "out.png")
+    assert len(made) == 3
 
 
 class Spoilt:

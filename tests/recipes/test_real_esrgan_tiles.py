@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,16 +109,24 @@ def test_a_tile_is_begun_before_the_one_before_is_waited_for() -> None:
 
         return wait
 
+    alive: list[weakref.ref[np.ndarray]] = []
+
+    def empty(rows: int, columns: int) -> np.ndarray:
+        assert not any(band() is not None for band in alive)
+        band = np.empty((rows, columns, 3), np.float32)
+        alive.append(weakref.ref(band))
+        return band
+
     picture = np.random.default_rng(0).random((3, 40, 100), dtype=np.float32)
     bands = tiling.upscale(
-        lambda y0, y1, x0, x1: picture[:, y0:y1, x0:x1], begin, layout, limits,
-        lambda rows, columns: np.empty((rows, columns, 3), np.float32), lambda part, out: np.copyto(out, part),
+        lambda y0, y1, x0, x1: picture[:, y0:y1, x0:x1], begin, layout, limits, empty,
+        lambda part, out: np.copyto(out, part),
     )  # fmt: skip
-    first = next(bands)
-    assert events == ["begin 0", *(f"{what}" for n in range(4) for what in (f"begin {n + 1}", f"wait {n}"))]
-    whole = np.concatenate([first, *bands])
-    assert events[-3:] == ["begin 7", "wait 6", "wait 7"]
-    np.testing.assert_array_equal(whole, picture.transpose(1, 2, 0).repeat(4, 0).repeat(4, 1))
+    made = [next(bands).copy()]
+    assert events == ["begin 0", *(what for n in range(4) for what in (f"begin {n + 1}", f"wait {n}"))]
+    made.append(next(bands).copy())
+    assert events[-3:] == ["begin 7", "wait 6", "wait 7"] and len(alive) == 2
+    np.testing.assert_array_equal(np.concatenate(made), picture.transpose(1, 2, 0).repeat(4, 0).repeat(4, 1))
 
 
 def test_automatic_tile_keeps_to_its_budget() -> None:
