@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     import torch
+
+    from backend.runtime.device_tensor import DeviceTensor
 
 Backend = Literal["webgpu", "xnnpack", "portable", "vulkan", "cuda", "mlx"]
 BACKENDS: tuple[Backend, ...] = ("webgpu", "xnnpack", "portable", "vulkan", "cuda", "mlx")
@@ -33,6 +35,12 @@ class Runnable(Protocol):
     """What runs the exported methods, arrays in and out: a `zoo.program.Program`, or what stands in for one."""
 
     def run(self, method: str, *arrays: Any) -> list[np.ndarray]: ...
+
+
+class Starting(Runnable, Protocol):
+    """One whose results can stay on the GPU: `backend.runtime.module.Module.start`."""
+
+    def start(self, method: str, *inputs: Any, fetch: Sequence[int]) -> list[DeviceTensor]: ...
 
 
 @dataclass(frozen=True)

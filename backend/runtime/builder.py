@@ -19,6 +19,7 @@ from backend.runtime import value as values
 from backend.runtime.codegen import Source
 from backend.runtime.device import UNIFORM, WRITE
 from backend.runtime.errors import DeviceError
+from backend.runtime.packing import packed
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer, Tensor, contiguous_strides
 from backend.runtime.value import Apply, Expression, Load, Pending, Value
 
@@ -95,10 +96,14 @@ class Dispatch:
 
 @dataclass
 class Lowered:
-    """What `lower_graph` returns: dispatches in order and where the outputs are."""
+    """What `lower_graph` returns: dispatches in order and where the outputs are.
+
+    packed: for each output, where it lies once more as the host takes it, four elements of a byte in a word, or None.
+    """
 
     dispatches: list[Dispatch]
     outputs: list[Tensor]
+    packed: list[Tensor | None]
     inputs: list[Buffer]
 
 
@@ -302,7 +307,7 @@ class Builder:
                 self.write(values.of_tensor(tensor), target)
                 tensor = target
             outputs.append(tensor)
-        return Lowered(self.dispatches, outputs, inputs)
+        return Lowered(self.dispatches, outputs, [packed(tensor, self) for tensor in outputs], inputs)
 
     def _lower(self, node: Node, lower: Callable[[Call, Builder], Any]) -> None:
         def fetch(ref: Ref) -> Value:

@@ -27,7 +27,8 @@ class Delegate:
     """`execute` runs the method on live shapes; a plan is made for each new shape and kept.
 
     blob: what `backend.graph.to_blob` wrote. get_data: named data by key, valid as long as the delegate lives.
-    states: shared by the delegates of one loaded program. keep_inputs: see `Plan`. Raises `BlobError` for a blob this runtime cannot run.
+    states: shared by the delegates of one loaded program. keep_inputs: see `Plan`.
+    Raises `BlobError` for a blob this runtime cannot run.
     """
 
     def __init__(

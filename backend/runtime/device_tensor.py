@@ -102,8 +102,12 @@ class DeviceTensor:
         return self._array
 
     def close(self) -> None:
-        """Gives the memory back now rather than with the last reference. Safe to call again."""
+        """Gives the memory back now rather than with the last reference. Safe to call again.
+
+        An array that `numpy` gave stays valid.
+        """
         buffer, self._buffer = self._buffer, None
+        self._readback = self._array = None
         if buffer is not None:
             self._spare.append(buffer)  # work in flight reads it before whatever is submitted next writes to it
 

@@ -55,8 +55,10 @@ def _address(data: memoryview) -> int:
 
 
 def from_storage(data: memoryview, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A fresh array of dtype and shape from GPU bytes."""
-    stored = np.frombuffer(data, dtype=_STORED[STORAGE[dtype]], count=int(np.prod(shape, dtype=np.int64)))
+    """A fresh array of dtype and shape from GPU bytes: as stored, or packed to as many as the array has."""
+    count = int(np.prod(shape, dtype=np.int64))
+    packed = data.nbytes == count * np.dtype(dtype).itemsize
+    stored = np.frombuffer(data, dtype=dtype if packed else _STORED[STORAGE[dtype]], count=count)
     if stored.nbytes < 2 * PIECE or COPIERS < 2:
         return stored.reshape(shape).astype(dtype)
     result = np.empty(stored.shape, dtype)

@@ -66,6 +66,7 @@ class Plan:
     def __init__(self, lowered: Lowered, resources: Resources, keep_inputs: bool = False):
         self.device = resources.device
         self.outputs = lowered.outputs
+        self._read = [packed or output for output, packed in zip(lowered.outputs, lowered.packed, strict=True)]
         static = _static_dispatches(lowered.dispatches)
         dynamic = [d for d in lowered.dispatches if id(d) not in static]
         self._memory: dict[int, Any] = {}  # buffer id -> a GPU buffer of its own
@@ -77,7 +78,7 @@ class Plan:
                     memory[id(buffer)] = resources.stored(buffer)
         with self.device.lock:
             self._compute_static(lowered, [d for d in lowered.dispatches if id(d) in static], resources)
-        kept = [*(tensor.buffer for tensor in self.outputs), *(lowered.inputs if keep_inputs else ())]
+        kept = [*(tensor.buffer for tensor in (*self.outputs, *self._read)), *(lowered.inputs if keep_inputs else ())]
         layout = assign_memory(
             *(dynamic, lowered.inputs, kept, memory),
             alignment=self.device.limit("min-storage-buffer-offset-alignment"),
@@ -206,7 +207,7 @@ class Plan:
     def _read_out(self, fetch: tuple[int, ...]) -> _Readout:
         entries: list[tuple[tuple[Any, int], int, int]] = []
         total = 0
-        for tensor in (self.outputs[position] for position in fetch):
+        for tensor in (self._read[position] for position in fetch):
             live = _live_bytes(tensor)
             entries.append((self._place(tensor.buffer) if live else (None, 0), total, live))
             total += -(-live // 8) * 8
@@ -339,5 +340,5 @@ def _static_buffers(lowered: Lowered, static: set[int]) -> list[Buffer]:
     """Results of static dispatches that the replayed dispatches or the outputs read."""
     made = {id(b): b for d in lowered.dispatches if id(d) in static for b, access in d.slots if access == WRITE}
     read = {id(b) for d in lowered.dispatches if id(d) not in static for b, _ in d.slots}
-    read |= {id(tensor.buffer) for tensor in lowered.outputs}
+    read |= {id(tensor.buffer) for tensor in (*lowered.outputs, *lowered.packed) if tensor is not None}
     return [buffer for key, buffer in made.items() if key in read]

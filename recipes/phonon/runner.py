@@ -18,20 +18,15 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
 from backend.runtime.device_tensor import DeviceTensor
 from recipes.phonon.text import EndOfSpeech, Prompt, TextFrontend
-from recipes.recipe import Runnable, UserError
-
-
-class Starting(Runnable, Protocol):
-    def start(self, method: str, *inputs: Any, fetch: Sequence[int]) -> list[DeviceTensor]: ...
-
+from recipes.recipe import Runnable, Starting, UserError
 
 _Frame = tuple[np.ndarray, np.ndarray, np.ndarray]  # latent, end-of-speech logit, samples
 

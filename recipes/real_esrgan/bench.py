@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +23,10 @@ from recipes.real_esrgan.build import limits_of
 from recipes.real_esrgan.checkpoint import Checkpoint
 from recipes.real_esrgan.networks import Upscale
 from recipes.real_esrgan.pictures import Picture
-from recipes.real_esrgan.runner import budget_of
+from recipes.real_esrgan.runner import budget_of, enlarge
 from recipes.recipe import ExportRequest, Runnable, UserError, Workload
+
+Way = Callable[[Picture, tiling.Layout, tiling.Limits], Iterator[np.ndarray]]  # to bands, as `runner.enlarge`
 
 SEED = 0
 SMALL, LARGE, SCREEN = (64, 64), (256, 256), (720, 1280)  # height and width
@@ -35,10 +37,10 @@ def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[
     checkpoint = checkpoints.load(request.weights)
     adapter, is_gpu = _adapter()
     ncnn = _Ncnn(checkpoint, adapter)
-    runs = {backend: _run_of(program) for backend, program in programs.items()}
-    runs.setdefault("xnnpack", _exported(replace(request, backend="xnnpack", dtype="fp32")))
-    first = next(iter(runs))
-    limits = {backend: limits_of(checkpoint.architecture, backend, request.dtype) for backend in runs}
+    ways: dict[str, Way] = {backend: functools.partial(enlarge, program) for backend, program in programs.items()}
+    ways.setdefault("xnnpack", _exported(replace(request, backend="xnnpack", dtype="fp32")))
+    first = next(iter(ways))
+    limits = {backend: limits_of(checkpoint.architecture, backend, request.dtype) for backend in ways}
     others = {"eager": _on_cpu(checkpoint), "eager-cuda": _on_cuda(checkpoint, request)}
     found = []
     for height, width in _sizes(checkpoint, is_gpu):
@@ -49,8 +51,8 @@ def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[
             for backend, own in limits.items()
         }
         calls: dict[str, Callable[[], object]] = {
-            side: functools.partial(_enlarge, picture, run, layouts.get(side, layouts[first]), limits[first])
-            for side, run in (runs | others).items()
+            side: functools.partial(_whole, way, picture, layouts.get(side, layouts[first]), limits[first])
+            for side, way in (ways | others).items()
         }
         layout = layouts[first]
         calls["ncnn"] = functools.partial(ncnn.run, pixels, max(layout.rows, layout.columns))
@@ -59,8 +61,18 @@ def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[
     return found
 
 
-def _enlarge(picture: Picture, run: tiling.Run, layout: tiling.Layout, limits: tiling.Limits) -> np.ndarray:
-    return np.concatenate(list(tiling.upscale(picture.read, run, layout, limits, picture.finish)))
+def _whole(way: Way, picture: Picture, layout: tiling.Layout, limits: tiling.Limits) -> np.ndarray:
+    bands = list(way(picture, layout, limits))
+    return np.concatenate(bands) if len(bands) > 1 else bands[0]
+
+
+def _by(run: tiling.Run) -> Way:
+    """A way through what gives floats, one tile after the other."""
+
+    def way(picture: Picture, layout: tiling.Layout, limits: tiling.Limits) -> Iterator[np.ndarray]:
+        return tiling.upscale(picture.read, tiling.in_turn(run), layout, limits, picture.empty, picture.finish)
+
+    return way
 
 
 def _sizes(checkpoint: Checkpoint, is_gpu: bool) -> tuple[tuple[int, int], ...]:
@@ -82,11 +94,7 @@ def _adapter() -> tuple[str, bool]:
     return str(info["device"]), info["adapter_type"] != "CPU"
 
 
-def _run_of(program: Runnable) -> tiling.Run:
-    return lambda pixels: program.run("upscale", pixels)[0]
-
-
-def _exported(request: ExportRequest) -> tiling.Run:
+def _exported(request: ExportRequest) -> Way:
     """A program that is exported, where there is none yet, and loaded at the first call."""
 
     @functools.cache
@@ -97,19 +105,19 @@ def _exported(request: ExportRequest) -> tiling.Run:
 
         return Program.load(ensure_exported(RECIPE, request))
 
-    return lambda pixels: ready().run("upscale", pixels)[0]
+    return lambda *given: enlarge(ready(), *given)
 
 
-def _on_cpu(checkpoint: Checkpoint) -> tiling.Run:
+def _on_cpu(checkpoint: Checkpoint) -> Way:
     def run(pixels: np.ndarray) -> np.ndarray:
         with torch.no_grad():
             result: np.ndarray = checkpoint.network(torch.from_numpy(pixels)).numpy()
         return result
 
-    return run
+    return _by(run)
 
 
-def _on_cuda(checkpoint: Checkpoint, request: ExportRequest) -> tiling.Run:
+def _on_cuda(checkpoint: Checkpoint, request: ExportRequest) -> Way:
     @functools.cache
     def network() -> torch.nn.Module:
         if not torch.cuda.is_available():
@@ -122,7 +130,7 @@ def _on_cuda(checkpoint: Checkpoint, request: ExportRequest) -> tiling.Run:
             result: np.ndarray = network()(torch.from_numpy(pixels).to("cuda")).cpu().numpy()
         return result
 
-    return run
+    return _by(run)
 
 
 class _Ncnn:

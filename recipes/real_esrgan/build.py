@@ -1,4 +1,4 @@
-"""`build`: a checkpoint to the method `upscale` and what its runner must know."""
+"""`build`: a checkpoint to the methods `upscale` and `pixels`, and what their runner must know."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from dataclasses import asdict
 
 import torch
+from torch import nn
 from torch.export import Dim
 
 from recipes.real_esrgan import checkpoint as checkpoints
-from recipes.real_esrgan.networks import Upscale
+from recipes.real_esrgan.networks import Pixels, Upscale
 from recipes.real_esrgan.tiling import Limits
 from recipes.real_esrgan.variants import Architecture
 from recipes.recipe import Bundle, ExportRequest, Method
@@ -18,21 +19,23 @@ EXAMPLE = (28, 36)  # height and width of the example input
 
 
 def build(request: ExportRequest) -> Bundle:
-    """The method in the precision of `request`: half precision inside, float32 pictures outside."""
+    """The methods in the precision of `request`: half precision inside, float32 pictures outside.
+
+    `pixels` is for a GPU, and for networks beside which reading floats back counts: exporting a large one twice does
+    not pay. The runner rounds what it gets without.
+    """
     checkpoint = checkpoints.load(request.weights)
     architecture = checkpoint.architecture
     dtype = torch.float16 if request.dtype == "fp16" else torch.float32
     limits = limits_of(architecture, request.backend, request.dtype)
     multiple, most = limits.multiple, limits.max_side // limits.multiple
     height, width = (multiple * Dim(name, min=1, max=most) for name in ("height", "width"))
+    example = torch.rand(1, 3, *EXAMPLE, generator=torch.Generator().manual_seed(0))
+    modules: dict[str, nn.Module] = {"upscale": (upscale := Upscale(checkpoint.network, dtype).eval())}
+    if request.backend == "webgpu" and architecture.kind == "compact":
+        modules["pixels"] = Pixels(upscale).eval()
     return Bundle(
-        methods={
-            "upscale": Method(
-                Upscale(checkpoint.network, dtype).eval(),
-                (torch.rand(1, 3, *EXAMPLE, generator=torch.Generator().manual_seed(0)),),
-                ({2: height, 3: width},),
-            )
-        },
+        methods={name: Method(module, (example,), ({2: height, 3: width},)) for name, module in modules.items()},
         metadata={
             "variant": checkpoint.variant,
             "denoise": checkpoint.denoise,

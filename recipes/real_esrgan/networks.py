@@ -1,7 +1,7 @@
 """The two network families of Real-ESRGAN, under the parameter names of the official checkpoints.
 
 Written so that every operator of the exported graph is a plain one: convolution, leaky_relu or prelu, nearest
-enlargement, pixel_shuffle (and its inverse), cat, add, mul.
+enlargement, pixel_shuffle (and its inverse), cat, add, mul; for pixels also clamp, round and a cast.
 """
 
 from __future__ import annotations
@@ -113,3 +113,19 @@ class Upscale(nn.Module):
 
     def forward(self, picture: torch.Tensor) -> torch.Tensor:
         return self.network(picture.to(self.dtype)).to(picture.dtype)
+
+
+class Pixels(nn.Module):
+    """`Upscale`, and what a picture of 8 bits keeps of it: a quarter of the bytes, rounded where they are made."""
+
+    def __init__(self, upscale: Upscale) -> None:
+        super().__init__()
+        self.upscale = upscale
+
+    def forward(self, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """uint8 `[N, H, W, 3]`, and whether a value was no finite number, `[]` bool: its pixel means nothing then."""
+        enlarged = self.upscale(picture)
+        pixels = (enlarged.clamp(0, 1) * 255).round().to(torch.uint8)
+        # Not by isfinite: export spells that x == x, which compilers of shaders may take for granted.
+        broken = (enlarged.isnan() | enlarged.isinf()).any()
+        return pixels.permute(0, 2, 3, 1).contiguous(), broken

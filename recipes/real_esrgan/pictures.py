@@ -22,9 +22,12 @@ from zoo.pictures import opened, to_srgb
 _STRIP = 256  # rows that are worked on at a time in float
 _ROWS = 64  # of a result that one of several threads works on
 
+NOT_NUMBERS = "the network produced pixels that are not numbers: nothing is written"
+
 
 @functools.cache
-def _workers() -> ThreadPoolExecutor:
+def workers() -> ThreadPoolExecutor:
+    """Threads for what numpy and zlib do without Python's lock."""
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "zoo-picture")
 
 
@@ -51,30 +54,37 @@ class Picture:
 
     def read(self, top: int, bottom: int, left: int, right: int) -> np.ndarray:
         """A part as the network takes it: float32 `[3, rows, columns]` in [0, 1]."""
-        part = self.colour[top:bottom, left:right].astype(np.float32) / np.float32(self.limit)
-        return np.broadcast_to(part.transpose(2, 0, 1), (3, *part.shape[:2]))
+        planes = self.colour[top:bottom, left:right].transpose(2, 0, 1)
+        return np.divide(planes, np.float32(self.limit), out=np.empty((3, *planes.shape[1:]), np.float32))
 
-    def finish(self, result: np.ndarray) -> np.ndarray:
-        """Network output `[3, h, w]` in this picture's own form: `[h, w, channels]` of its integers.
+    def empty(self, rows: int, columns: int) -> np.ndarray:
+        """An array for a part of the result, `[rows, columns, channels]` of this picture's own integers."""
+        return np.empty((rows, columns, self.colour.shape[2]), self.colour.dtype)
 
-        By stripes, several at a time: beside a GPU, this is most of the time that a large picture takes.
+    def finish(self, part: np.ndarray, out: np.ndarray) -> None:
+        """Writes a part of the network's output to its place in an array of `empty`.
+
+        `part`: `[rows, columns, 3]`, as floats or as the 8-bit pixels of this picture already. Raises `UserError` for
+        floats that are not finite. By stripes, several at a time: beside a GPU, a large picture takes its time here.
         """
-        _, height, width = result.shape
-        whole = np.empty((height, width, self.colour.shape[2]), self.colour.dtype)
+        convert = np.copyto if part.dtype == np.uint8 else self._round
 
         def stripe(first: int) -> None:
-            part = result[:, first : first + _ROWS]
-            if not np.isfinite(part).all():
-                raise UserError("the network produced pixels that are not numbers: nothing is written")
-            if self.colour.shape[2] == 1:
-                part = part.mean(0, keepdims=True)
-            scaled = np.clip(part, 0.0, 1.0).astype(np.float32, copy=False)
-            scaled *= np.float32(self.limit)
-            whole[first : first + _ROWS] = np.rint(scaled, out=scaled).transpose(1, 2, 0)
+            convert(out[first : first + _ROWS], part[first : first + _ROWS])
 
-        for _ in _workers().map(stripe, range(0, height, _ROWS)):
+        for _ in workers().map(stripe, range(0, len(part), _ROWS)):
             pass
-        return whole
+
+    def _round(self, out: np.ndarray, part: np.ndarray) -> None:
+        planes = part.transpose(2, 0, 1)
+        if not np.isfinite(planes).all():
+            raise UserError(NOT_NUMBERS)
+        if self.colour.shape[2] == 1:
+            planes = planes.mean(0, keepdims=True)
+        for channel, plane in enumerate(planes):
+            scaled = np.clip(plane, 0.0, 1.0).astype(np.float32, copy=False)
+            scaled *= np.float32(self.limit)
+            out[..., channel] = np.rint(scaled, out=scaled)
 
 
 def open_picture(path: Path) -> Picture:

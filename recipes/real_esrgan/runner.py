@@ -3,26 +3,26 @@
     file ─ pictures.py ─► colour, alpha ─ tiling.py ─► bands of tiles ─ resample.py ─► at --scale ─ sinks.py ─► file
 
 Colour goes through the network, alpha through Lanczos; both arrive band by band, so what is held is the input, one
-row of tiles, and no more.
+row of tiles, two tiles on their way, and no more.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image
 
 from recipes.real_esrgan import tiling
-from recipes.real_esrgan.pictures import Picture, open_picture
+from recipes.real_esrgan.pictures import NOT_NUMBERS, Picture, open_picture
 from recipes.real_esrgan.resample import Resizer
 from recipes.real_esrgan.sinks import check_picture_output, loses, open_sink
-from recipes.recipe import Runnable, UserError
+from recipes.recipe import Runnable, Starting, UserError
 from zoo.console import progress, say
 
 
@@ -58,10 +58,6 @@ class Upscaler:
         self._program = program
         self._tile = tiling.auto_tile(self.limits, budget) if tile == "auto" else parse_tile(tile)
         self._said: set[str] = set()
-
-    def array(self, pixels: np.ndarray) -> np.ndarray:
-        """One window, float32 `[1, 3, h, w]` in [0, 1], enlarged."""
-        return self._program.run("upscale", pixels)[0]
 
     def scale_of(self, scale: int | None) -> int:
         """The factor to enlarge by. Raises `UserError` for one that the network is too small for."""
@@ -100,6 +96,7 @@ class Upscaler:
         ):
             for rows in self._rows(picture, layout, width, height, advance):
                 sink.write(rows)
+                del rows  # a whole band, which would be held while the next one is made
         return Done(width, height, layout.tiles, time.perf_counter() - started)
 
     def _once(self, line: str) -> None:
@@ -110,7 +107,7 @@ class Upscaler:
     def _rows(
         self, picture: Picture, layout: tiling.Layout, width: int, height: int, advance: Callable[[], None]
     ) -> Iterator[np.ndarray]:
-        bands = tiling.upscale(picture.read, self.array, layout, self.limits, picture.finish, advance)
+        bands = enlarge(self._program, picture, layout, self.limits, advance)
         own = (self.limits.scale * picture.height, self.limits.scale * picture.width)
         if own != (height, width):
             bands = Resizer(*own, height, width).stream(bands)
@@ -144,6 +141,48 @@ class Upscaler:
                 done.append(one)
                 say(f"{number} of {len(pairs)}: {target} {one.width}×{one.height} in {one.seconds:.1f} s")
         return done, failed
+
+
+def enlarge(
+    program: Runnable,
+    picture: Picture,
+    layout: tiling.Layout,
+    limits: tiling.Limits,
+    done: Callable[[], None] = lambda: None,
+) -> Iterator[np.ndarray]:
+    """Bands of the picture's integers. Raises `UserError` where the network gives no numbers.
+
+    Where the program can, it rounds to 8 bits itself, and where its results stay on the GPU, the next tile is at work
+    there while this one is on its way.
+    """
+    is_plain = picture.colour.dtype == np.uint8 and picture.colour.shape[2] == 3
+    takes_pixels = is_plain and "pixels" in getattr(program, "methods", ())
+    method, outputs = ("pixels", (0, 1)) if takes_pixels else ("upscale", (0,))
+
+    def checked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        if not takes_pixels:
+            return arrays[0][0].transpose(1, 2, 0)
+        pixels, broken = arrays
+        if broken:
+            raise UserError(NOT_NUMBERS)
+        return pixels[0]
+
+    def ahead(window: np.ndarray) -> Callable[[], np.ndarray]:
+        started = cast(Starting, program).start(method, window, fetch=outputs)
+
+        def wait() -> np.ndarray:
+            arrays = [tensor.numpy() for tensor in started]
+            for tensor in started:
+                tensor.close()
+            return checked(arrays)
+
+        return wait
+
+    def in_turn(window: np.ndarray) -> Callable[[], np.ndarray]:
+        return lambda: checked(program.run(method, window))
+
+    begin = ahead if getattr(program, "keeps_on_device", False) else in_turn
+    return tiling.upscale(picture.read, begin, layout, limits, picture.empty, picture.finish, done)
 
 
 def budget_of(backend: str) -> int:

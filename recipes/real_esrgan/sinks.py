@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 from PIL import Image
 
+from recipes.real_esrgan.pictures import workers
 from recipes.recipe import UserError
 from zoo.files import atomic_file, check_output
 
@@ -22,6 +23,9 @@ from zoo.files import atomic_file, check_output
 LIMITS = {".png": 2**31 - 1, ".jpg": 65500, ".jpeg": 65500, ".webp": 16383}
 _QUALITY = 95
 _PNG_COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}  # channels -> colour type
+_PIECE = 2**18  # bytes that a thread compresses at a time
+_PIECES = 16  # that are held at a time
+_WINDOW = 2**15  # bytes that deflate looks back
 
 
 class Sink(Protocol):
@@ -67,43 +71,67 @@ def open_sink(path: Path, width: int, height: int, channels: int, deep: bool, ic
 
 
 class _Png:
-    """A PNG encoder that holds a band of rows. Filters are chosen by row: the least sum of absolute differences."""
+    """A PNG encoder that holds a few rows. Filters are chosen by row: the least sum of absolute differences.
+
+    Pieces of rows are filtered and compressed side by side, each with what comes before it as its dictionary, into one
+    stream: its bytes depend on the rows of each `write`, not on how many threads there are.
+    """
 
     def __init__(self, file: BinaryIO, width: int, height: int, channels: int, bits: int, icc: bytes | None) -> None:
         self._file = file
         self._bytes = bits // 8 * channels
         self._above = np.zeros(width * self._bytes, np.uint8)
-        self._deflate = zlib.compressobj(6)
+        self._before = b""  # the end of what was compressed
+        self._checksum = zlib.adler32(b"")
         file.write(b"\x89PNG\r\n\x1a\n")
         self._chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, _PNG_COLOURS[channels], 0, 0, 0))
         if icc:
             self._chunk(b"iCCP", b"ICC profile\0\0" + zlib.compress(icc))
+        self._chunk(b"IDAT", b"\x78\x9c")  # the head of a zlib stream
 
     def _chunk(self, kind: bytes, data: bytes) -> None:
         self._file.write(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)))
 
     def write(self, rows: np.ndarray) -> None:
-        for start in range(0, len(rows), 64):
-            part = rows[start : start + 64]
+        height = max(1, _PIECE // (rows.shape[1] * self._bytes))
+        for start in range(0, len(rows), height * _PIECES):
+            part = rows[start : start + height * _PIECES]
             raw = part.astype(">u2").view(np.uint8) if part.dtype == np.uint16 else part
-            self._pack(np.ascontiguousarray(raw).reshape(len(part), -1))
+            self._pack(np.ascontiguousarray(raw).reshape(len(part), -1), height)
 
-    def _pack(self, raw: np.ndarray) -> None:
+    def _pack(self, raw: np.ndarray, height: int) -> None:
         above = np.concatenate([self._above[None], raw[:-1]])
-        left, corner = (np.pad(rows, ((0, 0), (self._bytes, 0)))[:, : rows.shape[1]] for rows in (raw, above))
-        filtered = np.stack([raw, raw - left, raw - above, raw - _paeth(left, above, corner)])  # modulo 256
-        cost = np.abs(filtered.view(np.int8).astype(np.int16)).sum(2, dtype=np.int64)
-        best = cost.argmin(0)
-        lines = np.empty((len(raw), 1 + raw.shape[1]), np.uint8)
-        lines[:, 0] = np.array([0, 1, 2, 4])[best]
-        lines[:, 1:] = filtered[best, np.arange(len(raw))]
-        self._above = raw[-1].copy()
-        if data := self._deflate.compress(lines.tobytes()):
+        pieces = [slice(start, start + height) for start in range(0, len(raw), height)]
+        filtered = list(workers().map(lambda piece: _filtered(raw[piece], above[piece], self._bytes), pieces))
+        before = [self._before]
+        for lines in filtered:
+            before.append((before[-1] + lines[-_WINDOW:])[-_WINDOW:])
+            self._checksum = zlib.adler32(lines, self._checksum)
+        for data in workers().map(_deflated, filtered, before[:-1]):
             self._chunk(b"IDAT", data)
+        self._above, self._before = raw[-1].copy(), before[-1]
 
     def finish(self) -> None:
-        self._chunk(b"IDAT", self._deflate.flush())
+        self._chunk(b"IDAT", zlib.compressobj(wbits=-15).flush() + struct.pack(">I", self._checksum))
         self._chunk(b"IEND", b"")
+
+
+def _filtered(raw: np.ndarray, above: np.ndarray, step: int) -> bytes:
+    """Rows of bytes as PNG lines, each with its filter before it. `step`: bytes of a pixel."""
+    left, corner = (np.pad(rows, ((0, 0), (step, 0)))[:, : rows.shape[1]] for rows in (raw, above))
+    filtered = np.stack([raw, raw - left, raw - above, raw - _paeth(left, above, corner)])  # modulo 256
+    cost = np.abs(filtered.view(np.int8).astype(np.int16)).sum(2, dtype=np.int64)
+    best = cost.argmin(0)
+    lines = np.empty((len(raw), 1 + raw.shape[1]), np.uint8)
+    lines[:, 0] = np.array([0, 1, 2, 4])[best]
+    lines[:, 1:] = filtered[best, np.arange(len(raw))]
+    return lines.tobytes()
+
+
+def _deflated(data: bytes, before: bytes) -> bytes:
+    """A piece of a raw deflate stream, up to a byte boundary. `before`: what the stream holds before it."""
+    deflate = zlib.compressobj(6, wbits=-15, zdict=before) if before else zlib.compressobj(6, wbits=-15)
+    return deflate.compress(data) + deflate.flush(zlib.Z_SYNC_FLUSH)
 
 
 def _paeth(left: np.ndarray, above: np.ndarray, corner: np.ndarray) -> np.ndarray:

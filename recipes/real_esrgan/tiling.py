@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -22,6 +23,8 @@ MAX_BUDGET = 2**28  # larger tiles are hardly faster, and memory is set by the t
 
 Read = Callable[[int, int, int, int], np.ndarray]  # rows y0:y1, columns x0:x1 -> float32 [3, rows, columns]
 Run = Callable[[np.ndarray], np.ndarray]  # float32 [1, 3, h, w] -> [1, 3, scale·h, scale·w]
+# float32 [1, 3, h, w] -> what waits for [scale·h, scale·w, 3], and is called once
+Begin = Callable[[np.ndarray], Callable[[], np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -68,19 +71,26 @@ def overlap_of(limits: Limits, tile: int) -> int:
 
 
 def plan(height: int, width: int, tile: int, limits: Limits, overlap: int | None = None) -> Layout:
-    """The windows for a picture. `tile`: the side of the part that each adds; 0 is one window. Raises `ValueError`
-    for windows larger than the program takes."""
+    """The windows for a picture: as many as take parts of at most `tile` a side, and no larger than those need; 0 is
+    one window. Raises `ValueError` for windows larger than the program takes."""
     multiple = limits.multiple
     full = (_up(height, multiple), _up(width, multiple))
     if not tile:
         overlap = 0
     overlap = _up(overlap_of(limits, tile) if overlap is None else overlap, multiple)
-    rows, columns = (min(size, _up(tile, multiple) + 2 * overlap) if tile else size for size in full)
+    rows, columns = (_side(size, _up(tile, multiple), overlap, multiple) if tile else size for size in full)
     if max(rows, columns) > limits.max_side:
         raise ValueError(f"a window of {columns}×{rows} is larger than the program's {limits.max_side}")
     tops, lefts = (_starts(size, side, overlap) for size, side in zip(full, (rows, columns), strict=True))
     exact = len(tops) * len(lefts) == 1 or overlap >= limits.radius
     return Layout(height, width, rows, columns, overlap, tops, lefts, exact)
+
+
+def _side(size: int, tile: int, overlap: int, multiple: int) -> int:
+    if size <= tile + 2 * overlap:
+        return size
+    count = -(-(size - 2 * overlap) // tile)
+    return _up(-(-(size - 2 * overlap) // count), multiple) + 2 * overlap
 
 
 def _starts(size: int, side: int, overlap: int) -> tuple[int, ...]:
@@ -106,33 +116,48 @@ def _kept(starts: tuple[int, ...], side: int, overlap: int) -> Iterator[tuple[in
 
 def upscale(
     read: Read,
-    run: Run,
+    begin: Begin,
     layout: Layout,
     limits: Limits,
-    finish: Callable[[np.ndarray], np.ndarray],
+    empty: Callable[[int, int], np.ndarray],
+    finish: Callable[[np.ndarray, np.ndarray], None],
     done: Callable[[], None] = lambda: None,
 ) -> Iterator[np.ndarray]:
-    """Bands of the enlarged picture from top to bottom, `[rows, width, channels]` of what `finish` makes of a tile.
+    """Bands of the enlarged picture from top to bottom, `[rows, width, channels]`.
 
-    `finish`: float32 `[3, h, w]` to `[h, w, channels]`. `done` is called after each tile.
+    A window is begun before the one before it is waited for. `empty`: rows and columns to an array for a band.
+    `finish` writes what became of a window, `[h, w, 3]`, to its place in the band. `done` is called after each tile.
     """
     scale = limits.scale
+    results = _results(read, begin, layout)
     for top, first, end in _kept(layout.tops, layout.rows, layout.overlap):
         bottom = min(scale * end, scale * layout.height)
-        band: np.ndarray | None = None
+        band = empty(bottom - scale * first, scale * layout.width)
         for left, start, stop in _kept(layout.lefts, layout.columns, layout.overlap):
             right = min(scale * stop, scale * layout.width)
-            window = _window(read, layout, top, left)
-            result = np.asarray(run(window[None]))[0]
-            part = finish(
-                result[:, scale * (first - top) : bottom - scale * top, scale * (start - left) : right - scale * left]
-            )
-            if band is None:
-                band = np.empty((part.shape[0], scale * layout.width, part.shape[2]), part.dtype)
-            band[:, scale * start : right] = part
+            result = next(results)
+            part = result[scale * (first - top) : bottom - scale * top, scale * (start - left) : right - scale * left]
+            finish(part, band[:, scale * start : right])
+            del result, part  # large ones, which would be held while the next come; the band too
             done()
-        assert band is not None
         yield band
+        del band
+
+
+def _results(read: Read, begin: Begin, layout: Layout) -> Iterator[np.ndarray]:
+    """What becomes of each window, when the next one has begun."""
+    windows = (_window(read, layout, top, left) for top, left in product(layout.tops, layout.lefts))
+    begun = (begin(window[None]) for window in windows)
+    wait = next(begun)
+    for following in begun:
+        yield wait()
+        wait = following
+    yield wait()
+
+
+def in_turn(run: Run) -> Begin:
+    """Nothing ahead of time: a window is run when it is waited for."""
+    return lambda window: lambda: np.asarray(run(window))[0].transpose(1, 2, 0)
 
 
 def _window(read: Read, layout: Layout, top: int, left: int) -> np.ndarray:

@@ -17,9 +17,12 @@ from PIL import Image
 from real_esrgan_support import Nearest, eager, needs_package, needs_pictures, program_of
 
 from recipes.real_esrgan import RECIPE, runner
+from recipes.real_esrgan.networks import Pixels, Upscale
+from recipes.real_esrgan.pictures import Picture
 from recipes.real_esrgan.variants import VARIANTS
 from recipes.recipe import ExportRequest
 from tests.cli.harness import environ, one_error_line
+from tests.passes.programs import Method, lower
 from zoo import artifact
 from zoo.artifact import assets_of
 from zoo.program import Program
@@ -42,6 +45,55 @@ def test_30_sizes_equal_eager(weights: str, elsewhere: Path) -> None:
             expected = run(pixels)
             assert result.shape == expected.shape
             np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5)
+            if "pixels" in program.methods:
+                made, broken = program.run("pixels", pixels)
+                np.testing.assert_array_equal(made[0], finished(result))
+                assert not broken and made.dtype == np.uint8
+
+
+def finished(result: np.ndarray) -> np.ndarray:
+    """Pixels of 8 bits from what `upscale` gives, on the host."""
+    picture = Picture(np.zeros((1, 1, 3), np.uint8))
+    out = picture.empty(*result.shape[2:])
+    picture.finish(result[0].transpose(1, 2, 0), out)
+    return out
+
+
+def test_pixels_are_rounded_as_on_the_host(tmp_path: Path) -> None:
+    """Every tie and its neighbours, what is out of range, and numbers that a GPU may take for 0."""
+    near = ((np.arange(256) + 0.5) / 255).astype(np.float32)
+    steps = [near]
+    for _ in range(3):
+        steps = [np.nextafter(steps[0], np.float32(-1)), *steps, np.nextafter(steps[-1], np.float32(2))]
+    values = np.concatenate([*steps, np.float32([-0.0, -3, 1, 1.25, 3e38, -3e38, 1e-45, 1e-38])])
+    assert (near * np.float32(255) % 1 == 0.5).sum() > 128  # ties are among them: half goes to even
+    values = np.resize(np.random.default_rng(0).permutation(values), (1, 3, 160, 150))  # large enough to be packed
+    method = Method(Pixels(Upscale(torch.nn.Identity(), torch.float32)), (torch.from_numpy(values),))
+    with Program.load(lower(tmp_path / "pixels.pte", {"pixels": method}).path, "direct") as program:
+        made, broken = program.run("pixels", values)
+        np.testing.assert_array_equal(made[0], finished(values))
+        assert not broken
+        for wrong in (np.nan, np.inf, -np.inf):
+            spoilt = values.copy()
+            spoilt[0, 2, 159, 149] = wrong
+            assert program.run("pixels", spoilt)[1]
+
+
+@pytest.mark.parametrize(("mode", "dtype"), [("RGB", "fp32"), ("RGB", "fp16"), ("L", "fp32")])
+def test_tiles_ahead_are_tiles_in_turn(mode: str, dtype: str, elsewhere: Path) -> None:
+    """The same file by either runtime, and by a program from before there were pixels."""
+    path = program_of("general-x4v3:tiny", "webgpu", dtype)
+    noise = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)
+    Image.fromarray(noise).convert(mode).save("in.png")
+    made = []
+    for runtime in ("direct", "executorch"):
+        with Program.load(path, runtime) as program:
+            for methods in (program.methods, ("upscale",)):
+                program.methods = methods
+                done = runner.Upscaler(program, assets_of(path), "24").file(Path("in.png"), Path("out.png"))
+                assert done.tiles == 12
+                made.append(Path("out.png").read_bytes())
+    assert len(made) == 4 and len(set(made)) == 1
 
 
 @pytest.mark.slow
@@ -54,7 +106,10 @@ def test_one_delegate_for_every_variant(name: str, elsewhere: Path) -> None:
 
 def one_delegate(path: Path) -> None:
     methods = artifact.metadata(path)[artifact.ENTRY]["methods"]
-    assert {name: (row["partitions"], row["undelegated"]) for name, row in methods.items()} == {"upscale": (1, 0)}
+    is_small = "animevideov3" in path.name or "general" in path.name
+    expected = ("upscale", "pixels") if is_small else ("upscale",)
+    found = {name: (row["partitions"], row["undelegated"]) for name, row in methods.items()}
+    assert found == dict.fromkeys(expected, (1, 0))
 
 
 @pytest.mark.parametrize("weights", ["x4plus:tiny", "general-x4v3:tiny"])
@@ -62,7 +117,9 @@ def test_half_precision(weights: str, elsewhere: Path) -> None:
     path = program_of(weights, "webgpu", "fp16")
     request = ExportRequest("webgpu", weights, "fp16")
     with Program.load(path) as program:
-        for row in RECIPE.check(program, request):
+        rows = RECIPE.check(program, request)
+        assert sum(row.name.startswith("pixels") for row in rows) == (5 if weights == "general-x4v3:tiny" else 0)
+        for row in rows:
             assert np.isfinite(row.actual).all() and abs(row.actual - row.golden).max() <= row.tolerance.atol, row.name
 
 

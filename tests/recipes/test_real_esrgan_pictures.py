@@ -5,7 +5,9 @@ pytest tests/recipes/test_real_esrgan_pictures.py
 
 from __future__ import annotations
 
+import os
 import struct
+import weakref
 import zlib
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from PIL import Image, ImageCms
 from real_esrgan_support import enlarged, write_png16
 
-from recipes.real_esrgan import pictures, runner
+from recipes.real_esrgan import pictures, runner, sinks
 from recipes.recipe import UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -201,6 +203,33 @@ def test_endings_and_profiles(name: str, mode: str, tmp_path: Path, upscaler: ru
     assert abs(got - np.asarray(expected, float)).max() <= 3
 
 
+@pytest.mark.parametrize("width", [1, 7, 700])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_png_in_pieces_is_one_stream(
+    width: int, channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose checksum holds, and which finds again what an earlier piece held: rows that repeat cost next to nothing."""
+    rows = np.random.default_rng(0).integers(0, 256, (20, width, channels), np.uint8)
+    pixels = np.concatenate([rows[np.random.default_rng(n).permutation(20)] for n in range(10)])
+    for piece in (1, 3 * width * channels, 2**18):
+        monkeypatch.setattr(sinks, "_PIECE", piece)
+        path = tmp_path / f"{piece}.png"
+        with sinks.open_sink(path, width, len(pixels), channels, False, None) as sink:
+            sink.write(pixels[:61])
+            sink.write(pixels[61:])
+        data, stream, at = path.read_bytes(), b"", 8
+        while at < len(data):
+            (length,), kind = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
+            stream += data[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
+            at += length + 12
+        inflate = zlib.decompressobj()
+        assert len(inflate.decompress(stream)) == len(pixels) * (1 + width * channels)
+        assert inflate.eof and not inflate.unused_data
+        np.testing.assert_array_equal(np.asarray(Image.open(path)).reshape(pixels.shape), pixels)
+    if width == 700 and channels == 1:
+        assert (tmp_path / f"{3 * width}.png").stat().st_size < 1.2 * (tmp_path / f"{2**18}.png").stat().st_size
+
+
 def test_cmyk(tmp_path: Path, upscaler: runner.Upscaler) -> None:
     Image.new("CMYK", (9, 9), (0, 255, 255, 0)).save(tmp_path / "in.jpg")
     red = enlarged(upscaler, tmp_path / "in.jpg").getpixel((10, 10))
@@ -235,6 +264,51 @@ def test_outputs_that_cannot_be(tmp_path: Path, upscaler: runner.Upscaler) -> No
         with pytest.raises(UserError, match=name):
             upscaler.file(tmp_path / name, tmp_path / "out.png")
     assert not (tmp_path / "out.png").exists()
+
+
+def test_one_band_is_held_at_a_time(tmp_path: Path, upscaler: runner.Upscaler, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[np.ndarray]] = []
+    plain = pictures.Picture.empty
+
+    def empty(picture: pictures.Picture, rows: int, columns: int) -> np.ndarray:
+        assert not any(band() is not None for band in made)
+        band = plain(picture, rows, columns)
+        made.append(weakref.ref(band))
+        return band
+
+    monkeypatch.setattr(pictures.Picture, "empty", empty)
+    Image.effect_noise((20, 50), 60).convert("RGB").save(tmp_path / "in.png")
+    upscaler.file(tmp_path / "in.png", tmp_path / "out.png")
+    assert len(made) == 3
+
+
+class Spoilt:
+    """A program whose last tile holds one value that is no number, told as `pixels` tells it or as it is."""
+
+    def __init__(self, wrong: float, methods: tuple[str, ...]) -> None:
+        self.wrong, self.methods, self.called = wrong, methods, 0
+
+    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+        self.called += 1
+        result = arrays[0].repeat(4, 2).repeat(4, 3)
+        if method == "pixels":
+            return [np.rint(255 * result).astype(np.uint8).transpose(0, 2, 3, 1), np.array(self.called == 4)]
+        if self.called == 4:
+            result[0, 2, -1, -1] = self.wrong
+        return [result]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("methods", [("upscale",), ("upscale", "pixels")])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_no_number_is_no_pixel(
+    wrong: float, methods: tuple[str, ...], mode: str, tmp_path: Path, upscaler: runner.Upscaler
+) -> None:
+    Image.effect_noise((30, 28), 60).convert(mode).save(tmp_path / "in.png")
+    upscaler._program = Spoilt(wrong, methods)
+    with pytest.raises(UserError, match="pixels that are not numbers"):
+        upscaler.file(tmp_path / "in.png", tmp_path / "out.png")
+    assert upscaler._program.called == 4 and sorted(os.listdir(tmp_path)) == ["in.png", "nearest.assets"]
 
 
 def test_a_broken_file_does_not_stop_a_folder(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +60,9 @@ def test_e1_tiled_equals_untiled(weights: str, size: tuple[int, int]) -> None:
     def enlarge(tile: int, overlap: int | None = None) -> np.ndarray:
         layout, steps = tiling.plan(*size, tile, limits, overlap), []
         bands = tiling.upscale(
-            lambda y0, y1, x0, x1: picture[:, y0:y1, x0:x1], run, layout, limits,
-            lambda part: part.transpose(1, 2, 0), lambda: steps.append(1),
+            lambda y0, y1, x0, x1: picture[:, y0:y1, x0:x1], tiling.in_turn(run), layout, limits,
+            lambda rows, columns: np.empty((rows, columns, 3)), lambda part, out: np.copyto(out, part),
+            lambda: steps.append(1),
         )  # fmt: skip
         result = np.concatenate(list(bands))
         assert len(steps) == layout.tiles and layout.exact == (layout.tiles == 1 or layout.overlap >= limits.radius)
@@ -75,13 +78,55 @@ def test_e1_tiled_equals_untiled(weights: str, size: tuple[int, int]) -> None:
 def test_tiles_are_of_one_size_and_cover_once() -> None:
     limits = limits_of(VARIANTS["animevideov3"].architecture)
     layout = tiling.plan(3000, 4000, 476, limits)
-    assert (layout.rows, layout.columns, layout.overlap, layout.exact) == (512, 512, 18, True)
-    for starts, size in ((layout.tops, 3000), (layout.lefts, 4000)):
-        kept = list(tiling._kept(starts, 512, 18))
+    # As many as of 512 × 512, and no more of the picture twice than the 36 of each seam and what does not divide.
+    assert (layout.rows, layout.columns, layout.overlap, layout.exact) == (460, 477, 18, True)
+    assert (len(layout.tops), len(layout.lefts)) == (7, 9)
+    for starts, side, size in ((layout.tops, layout.rows, 3000), (layout.lefts, layout.columns, 4000)):
+        assert len(starts) * (side - 36) + 36 - size < len(starts)
+        kept = list(tiling._kept(starts, side, 18))
         assert [start for _, start, _ in kept] == [0, *(end for _, _, end in kept[:-1])] and kept[-1][2] == size
         assert all(start == 0 or first - start >= 18 for start, first, _ in kept)
     with pytest.raises(ValueError, match="larger"):
         tiling.plan(3000, 4000, 0, limits)
+
+
+def test_a_tile_is_begun_before_the_one_before_is_waited_for() -> None:
+    """And no more than that: what is in flight is memory."""
+    limits = limits_of(VARIANTS["animevideov3"].architecture)
+    layout = tiling.plan(40, 100, 30, limits, overlap=2)
+    assert (len(layout.tops), len(layout.lefts)) == (2, 4)
+    events: list[str] = []
+    count = 0
+
+    def begin(window: np.ndarray) -> Callable[[], np.ndarray]:
+        nonlocal count
+        name, count = str(count), count + 1
+        events.append(f"begin {name}")
+
+        def wait() -> np.ndarray:
+            events.append(f"wait {name}")
+            return window[0].transpose(1, 2, 0).repeat(4, 0).repeat(4, 1)
+
+        return wait
+
+    alive: list[weakref.ref[np.ndarray]] = []
+
+    def empty(rows: int, columns: int) -> np.ndarray:
+        assert not any(band() is not None for band in alive)
+        band = np.empty((rows, columns, 3), np.float32)
+        alive.append(weakref.ref(band))
+        return band
+
+    picture = np.random.default_rng(0).random((3, 40, 100), dtype=np.float32)
+    bands = tiling.upscale(
+        lambda y0, y1, x0, x1: picture[:, y0:y1, x0:x1], begin, layout, limits, empty,
+        lambda part, out: np.copyto(out, part),
+    )  # fmt: skip
+    made = [next(bands).copy()]
+    assert events == ["begin 0", *(what for n in range(4) for what in (f"begin {n + 1}", f"wait {n}"))]
+    made.append(next(bands).copy())
+    assert events[-3:] == ["begin 7", "wait 6", "wait 7"] and len(alive) == 2
+    np.testing.assert_array_equal(np.concatenate(made), picture.transpose(1, 2, 0).repeat(4, 0).repeat(4, 1))
 
 
 def test_automatic_tile_keeps_to_its_budget() -> None:

@@ -10,14 +10,22 @@ from backend.runtime import hostdata
 
 @pytest.mark.parametrize(
     "dtype, stored",
-    [("float32", np.float32), ("float16", np.float16), ("int64", np.int32), ("bool", np.uint32), ("int8", np.int32)],
+    [
+        ("float32", np.float32),
+        ("float16", np.float16),
+        ("int64", np.int32),
+        ("bool", np.uint32),
+        ("int8", np.int32),
+        ("int8", np.int8),
+        ("bool", np.bool_),
+    ],
 )
 @pytest.mark.parametrize("count", (0, 1, 63, 64, 65, 1001))
 def test_pieces_make_the_whole(monkeypatch, dtype, stored, count):
     """Pieces of 64 bytes; the numbers are those of one copy, in memory of their own."""
     monkeypatch.setattr(hostdata, "PIECE", 64)
     monkeypatch.setattr(hostdata, "COPIERS", 2)
-    source = (np.arange(count) % 7 - (stored is not np.uint32) * 3).astype(stored)
+    source = (np.arange(count) % 7 - (dtype != "bool") * 3).astype(stored)
     data = memoryview(bytearray(source.tobytes()))
     array = hostdata.from_storage(data, dtype, (count, 1))
     np.testing.assert_array_equal(array, source.astype(dtype).reshape(count, 1))

@@ -1,4 +1,4 @@
-"""pytest tests/runtime/test_plan.py: results of constants, replay."""
+"""pytest tests/runtime/test_plan.py: results of constants, replay, outputs of a byte an element."""
 
 from __future__ import annotations
 
@@ -156,3 +156,35 @@ def test_lowering_is_deterministic():
     m.graph.outputs = [m("add.Tensor", self=m("exp.default", self=x), other=x).value]
     first, second = (lower_graph(m.graph, {}, Capabilities()).dispatches for _ in range(2))
     assert [(d.code, d.params, d.groups) for d in first] == [(d.code, d.params, d.groups) for d in second]
+
+
+# --- outputs of a byte an element ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "bool"])
+@pytest.mark.parametrize(("rows", "packs"), [(2**15, True), (2**14 - 1, False), (2**15 + 1, False)])
+def test_large_outputs_of_bytes_are_read_as_bytes(dtype, rows, packs):
+    """Four to a word where they are many and fill their words: computed, viewed, of a constant, an input as it is."""
+    w = np.random.default_rng(1).integers(-128, 256, (2**15, 2)).astype(dtype)
+    m = Maker()
+    x, given = m.input(rows, 2, dtype="int32"), m.input(rows, 2, dtype=dtype)
+    cast = m("_to_copy.default", self=x, dtype=dtype)
+    flipped = m("permute.default", self=cast, dims=[1, 0])
+    constant = m.graph.add_value(TensorSpec(dtype, w.shape, "w"))
+    m.graph.outputs = [cast.value, flipped.value, constant, given.value]
+    delegate = Delegate(to_blob(m.graph), {"w": w.tobytes()}.__getitem__)
+    for seed in range(2):
+        inputs = [np.random.default_rng(seed).integers(-300, 300, (rows, 2), np.int32)]
+        inputs.append(inputs[0][::-1].astype(dtype))
+        small = torch.from_numpy(inputs[0]).to(getattr(torch, dtype)).numpy()
+        expected = [small, small.T, w, inputs[1]]
+        started = delegate.start(inputs, (1, 2))
+        for got in (delegate.execute(inputs), [tensor.numpy() for tensor in started]):
+            for mine, wanted in zip(got, expected, strict=True):
+                assert mine.dtype == wanted.dtype
+                np.testing.assert_array_equal(mine, wanted)
+    plan = delegate.plan([(rows, 2)] * 2)
+    (readout,) = [found for fetch, found in plan._readouts.items() if len(fetch) == 4]
+    each = (1 if packs else 4) * 2 * rows
+    assert readout.nbytes == 3 * -(-each // 8) * 8 + 2 * 2**15
+    delegate.close()
