@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from backend.ops import attention_lanes, lanes
+from backend.ops import attention_products, lanes
 from backend.runtime.builder import Capabilities, lower_graph
 from tests.ops.harness import assert_close, build, check_op, run_graph, run_op
 from tests.ops.test_quantized import Weight, linear_graph
@@ -94,14 +94,15 @@ def test_deep_sums_of_codes_keep_their_digits(rows: int) -> None:
 
 @pytest.mark.parametrize("most", [12000, 2**21])  # scores of some queries at a time, or of all
 def test_attention_without_a_mask(way: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_lanes, "MOST_SCORES", most)
-    monkeypatch.setattr(attention_lanes, "CAUSAL_BLOCK", 16)
+    monkeypatch.setattr(attention_products, "MOST_SCORES", most)
+    monkeypatch.setattr(attention_products, "CAUSAL_BLOCK", 16)
     sdpa = "aten.scaled_dot_product_attention.default"
     q, k, v = torch.randn(2, 6, 37, 20), torch.randn(2, 6, 45, 20), torch.randn(2, 6, 45, 12)
     for causal in (False, True):
         check_op(sdpa, q, k, v, is_causal=causal, **CLOSE)
         check_op(sdpa, q, k[:, :2], v[:, :2], is_causal=causal, enable_gqa=True, scale=0.3, **CLOSE)
         check_op(sdpa, q, k[:, :, :10], v[:, :, :10], is_causal=causal, **CLOSE)
+        check_op(sdpa, q[:1, :1], k[:1, :1], v, is_causal=causal, **CLOSE)  # one score for all heads of v
     check_op(sdpa, q[0, 0], k[0, 0], v[0, 0], **CLOSE)
     check_op(sdpa, q.half(), k.half(), v.half(), **HALF)
 
