@@ -23,7 +23,9 @@ from backend.ops import attention_products, lanes
 from backend.ops.matmul import Operand, in_memory
 from backend.ops.registry import BOOL, FLOATS, register
 from backend.runtime import value as values
-from backend.runtime.builder import Builder, Capabilities, Vector
+from backend.runtime.builder import Builder
+from backend.runtime.capabilities import Capabilities
+from backend.runtime.dispatch import Vector
 from backend.runtime.tensor import Tensor
 from backend.runtime.value import Value
 

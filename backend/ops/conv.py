@@ -20,7 +20,8 @@ from backend.ops.matmul import product
 from backend.ops.parts import add_parts
 from backend.ops.registry import FLOATS, register
 from backend.runtime import value as values
-from backend.runtime.builder import Builder, Vector
+from backend.runtime.builder import Builder
+from backend.runtime.dispatch import Vector
 from backend.runtime.tensor import Tensor
 from backend.runtime.value import Value
 

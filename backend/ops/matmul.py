@@ -21,7 +21,8 @@ from backend.ops.parts import add_parts, parts_along
 from backend.ops.pointwise import operand
 from backend.ops.registry import FLOATS, INTS, register
 from backend.runtime import value as values
-from backend.runtime.builder import Builder, Vector
+from backend.runtime.builder import Builder
+from backend.runtime.dispatch import Vector
 from backend.runtime.tensor import COMPUTE, Tensor, merge_dims, reshape_strides
 from backend.runtime.value import Iota, Load, Value
 

@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 from backend.ops.parts import add_parts, parts_along, sum_code
 from backend.runtime import value as values
-from backend.runtime.builder import Builder, Capabilities, Launch, Vector
+from backend.runtime.builder import Builder
+from backend.runtime.capabilities import Capabilities
+from backend.runtime.dispatch import Launch, Vector
 from backend.runtime.tensor import Tensor
 from backend.runtime.value import Value
 

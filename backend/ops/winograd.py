@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from backend.ops import tiles
 from backend.ops.parts import add_parts, parts_along
-from backend.runtime.builder import Builder, Vector
+from backend.runtime.builder import Builder
+from backend.runtime.dispatch import Vector
 from backend.runtime.tensor import Tensor
 from backend.runtime.value import Value
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from backend.graph import ITEM_BYTES, BlobError, Graph, Node, ShapeError, TensorSpec, from_blob
 from backend.quantization import joined_sources
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import capabilities
 from backend.runtime.device import Device, get_device
 from backend.runtime.device_tensor import DeviceTensor
 from backend.runtime.errors import DeviceError
@@ -197,22 +198,3 @@ class DelegateResources:
     def scratch(self, sizes: Sequence[int]) -> list[Any]:
         first, self._planned = not self._planned, True
         return self._states.scratch(self.device, sizes, exact=first)
-
-
-# llvmpipe ends all loops of an invocation, without a word, after 65535 iterations together.
-_LLVMPIPE_ITERATIONS = 60000
-
-
-def capabilities(device: Device) -> Capabilities:
-    from backend.ops import calibration
-
-    on_processor = device.adapter.info["adapter_type"] == "CPU"  # whose products take no tiles of that kind
-    return Capabilities(
-        features=device.features,
-        max_storage_buffers=device.limit("max-storage-buffers-per-shader-stage"),
-        max_workgroup_bytes=device.limit("max-compute-workgroup-storage-size"),
-        max_invocations=device.limit("max-compute-invocations-per-workgroup"),
-        adapter_type=str(device.adapter.info["adapter_type"]),
-        tile_rule=None if on_processor else calibration.load(device.adapter),
-        most_iterations=_LLVMPIPE_ITERATIONS if "llvmpipe" in device.adapter.info["device"] else None,
-    )

@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from backend.runtime.builder import Dispatch
 from backend.runtime.device import WRITE
+from backend.runtime.dispatch import Dispatch
 from backend.runtime.tensor import Buffer
 
 # No order of placing is best for every graph. Plain ones come first, then drawn ones (from a fixed seed) until the

@@ -18,8 +18,8 @@ from test_matmul import check_chain
 from backend.expr import parse
 from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
 from backend.ops import attention, registry
-from backend.runtime.builder import Capabilities
-from backend.runtime.delegate import Delegate, capabilities
+from backend.runtime.capabilities import Capabilities, capabilities
+from backend.runtime.delegate import Delegate
 from backend.runtime.device import get_device
 
 SDPA = "aten.scaled_dot_product_attention.default"

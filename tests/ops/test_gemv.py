@@ -204,6 +204,6 @@ def test_walks_written_out(bits: int, rows: int, monkeypatch: pytest.MonkeyPatch
 
 def test_a_processor_does_not_do_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    processor = get_device().adapter.info["adapter_type"] == "CPU"
+    processor = get_device().is_cpu
     chain = Chain(1, 64)
     chain.check(chain.linear(chain.norm(chain.x, "rms"), 6), dispatches=2 if processor else 1)

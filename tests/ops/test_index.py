@@ -10,7 +10,8 @@ from harness import build, check_op, refusal_of, run_graph, run_op
 
 from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
 from backend.ops import registry
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.delegate import Delegate
 from backend.runtime.state import StateStore
 

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from backend.ops import attention_products, lanes
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from tests.ops.harness import assert_close, build, check_op, run_graph, run_op
 from tests.ops.test_quantized import Weight, linear_graph
 
 SUMS = {"atol": 1e-4, "rtol": 1e-4}
 HALF = {"atol": 2e-3, "rtol": 2e-3}
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # means of v, of size 1, by weights that are right to 1e-6
-WITH = Capabilities(frozenset({"subgroup"}), adapter_type="CPU")
+WITH = Capabilities(frozenset({"subgroup"}), on_processor=True)
 
 
 @pytest.fixture(params=["lanes", "without"])
@@ -42,7 +43,7 @@ def test_which_kernel() -> None:
     assert templates("aten.mm.default", torch.randn(3, 20), wide) == ["gemm_lanes"]
     assert templates("aten.mm.default", wide.T, narrow) == ["gemm_lanes"]  # turned: few columns
     assert templates("aten.mm.default", narrow.T, narrow) == ["gemv"]
-    assert templates("aten.mm.default", torch.randn(40, 20), wide, can=Capabilities(adapter_type="CPU")) == ["gemm"]
+    assert templates("aten.mm.default", torch.randn(40, 20), wide, can=Capabilities(on_processor=True)) == ["gemm"]
     assert "gemm_lanes" not in templates("aten.mm.default", torch.randn(40, 20), wide, can=Capabilities(WITH.features))
     assert templates("aten.mm.default", wide.T.int(), torch.ones(20, 30).int()) == ["gemm"]
 
@@ -111,7 +112,7 @@ def test_which_attention() -> None:
     q = torch.randn(2, 30, 20)
     sdpa = "aten.scaled_dot_product_attention.default"
     assert templates(sdpa, q, q, q) == ["gemm_lanes", "softmax", "gemm_lanes"]
-    assert templates(sdpa, q, q, q, can=Capabilities(adapter_type="CPU"))[0] == "attention"
+    assert templates(sdpa, q, q, q, can=Capabilities(on_processor=True))[0] == "attention"
 
 
 @pytest.mark.parametrize("bits,group,symmetric", [(4, 32, True), (4, 96, False), (8, 96, True), (8, 32, False)])

@@ -16,7 +16,8 @@ from backend.convert import dtype_name, normalize
 from backend.expr import parse
 from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
 from backend.ops import registry, tiles
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.delegate import Delegate
 
 SUMS = {"atol": 1e-4, "rtol": 1e-4}

@@ -33,7 +33,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def switch(tile: tiles.Tile, parts: int = 1) -> None:
         rule = tiles.Fixed(tiles.Choice(tile, parts))
-        able = {"adapter_type": "DiscreteGPU", "tile_rule": rule}
+        able = {"on_processor": False, "tile_rule": rule}
         monkeypatch.setattr(delegates, "capabilities", lambda device: replace(own(device), **able))
 
     return switch

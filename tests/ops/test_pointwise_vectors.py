@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from backend.graph import Node, Ref, TensorSpec
-from backend.runtime import builder, pointwise
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime import dispatch, pointwise
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from tests.ops.harness import EXACT, F16, F32, assert_close, run_graph
 from tests.passes.make import Maker
 from zoo.eager import DTYPES, interpret
 
-PROCESSOR = Capabilities(adapter_type="CPU")
+PROCESSOR = Capabilities(on_processor=True)
 Make = Callable[[Maker], Ref]
 
 
@@ -129,7 +130,7 @@ def test_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_groups_in_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder, "MAX_GROUPS", 5)
+    monkeypatch.setattr(dispatch, "MAX_GROUPS", 5)
     m = made(lambda m: add(m, m.input(4 * 1024 + 4), 1.0))
     assert "load4_x" in code(m)
     check(m, monkeypatch)
