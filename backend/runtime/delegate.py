@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from backend.graph import ITEM_BYTES, BlobError, Graph, Node, ShapeError, TensorSpec, from_blob
+from backend.blob import from_blob
+from backend.graph import ITEM_BYTES, BlobError, Graph, Node, ShapeError, TensorSpec
 from backend.quantization import joined_sources
 from backend.runtime.builder import lower_graph
 from backend.runtime.capabilities import capabilities
@@ -27,7 +28,7 @@ MAX_PLANS = 32
 class Delegate:
     """`execute` runs the method on live shapes; a plan is made for each new shape and kept.
 
-    blob: what `backend.graph.to_blob` wrote. get_data: named data by key, valid as long as the delegate lives.
+    blob: what `backend.blob.to_blob` wrote. get_data: named data by key, valid as long as the delegate lives.
     states: shared by the delegates of one loaded program. Raises `BlobError` for a blob this runtime cannot run.
     """
 

@@ -291,7 +291,7 @@ def test_strided_input_and_fused_tail(channels, out, kernel):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_dynamic_sizes(transposed):
     """One graph, several signal lengths and batches; weights packed once."""
-    from backend.graph import to_blob
+    from backend.blob import to_blob
     from backend.runtime.delegate import Delegate
 
     n, s = Expr("n"), Expr("s")

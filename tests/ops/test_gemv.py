@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.blob import to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import gemv
 from backend.runtime.delegate import Delegate
 from backend.runtime.device import get_device

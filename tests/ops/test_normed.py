@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from backend.graph import Node, Ref, TensorSpec, to_blob
+from backend.blob import to_blob
+from backend.graph import Node, Ref, TensorSpec
 from backend.ops import tiles
 from backend.runtime import delegate as delegates
 from backend.runtime.delegate import Delegate

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.graph import Graph, from_blob
+from backend.blob import from_blob
+from backend.graph import Graph
 from backend.runtime.builder import lower_graph
 from backend.runtime.capabilities import Capabilities
 from backend.runtime.program import read_program

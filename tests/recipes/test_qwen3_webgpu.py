@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.graph import from_blob
+from backend.blob import from_blob
 from backend.runtime.builder import lower_graph
 from backend.runtime.capabilities import Capabilities
 from backend.runtime.program import read_program

@@ -8,8 +8,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backend.blob import to_blob
 from backend.expr import Expr
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.runtime import builder, memory, plan
 from backend.runtime.builder import lower_graph
 from backend.runtime.capabilities import Capabilities

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from wgpu.backends.wgpu_native._ffi import ffi
 
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.blob import to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.runtime import c_types
 from backend.runtime.builder import lower_graph
 from backend.runtime.capabilities import Capabilities

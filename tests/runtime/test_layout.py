@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.graph import to_blob
+from backend.blob import to_blob
 from backend.runtime.delegate import Delegate
 from backend.runtime.device import READ, WRITE, get_device
 from backend.runtime.dispatch import Dispatch

@@ -7,8 +7,9 @@ import random
 import numpy as np
 import torch
 
+from backend.blob import to_blob
 from backend.expr import Expr
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.runtime.builder import lower_graph
 from backend.runtime.capabilities import Capabilities
 from backend.runtime.delegate import Delegate
