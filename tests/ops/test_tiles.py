@@ -167,7 +167,7 @@ def test_a_write_that_fails_leaves_the_old_one(cache, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(calibration.os, "replace", refuse)
+    monkeypatch.setattr("os.replace", refuse)
     with pytest.raises(OSError, match="No space"):
         calibration.save(adapter(), SHIPPED)
     assert target.read_text() == before and len(list(cache.iterdir())) == 1
