@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from backend.expr import evaluate
-from backend.graph import ITEM_BYTES, BlobError, Call, Graph, Node, Ref, ShapeError, TensorSpec, map_arg
+from backend.graph import BlobError, Call, Graph, Node, Ref, ShapeError, TensorSpec, map_arg
 from backend.runtime import pointwise
 from backend.runtime import value as values
 from backend.runtime.capabilities import Capabilities
@@ -168,18 +168,6 @@ class Builder:
             width=width,
         )
         self._dispatch(record, {"out": target}, {})
-
-    def raw_constant(self, value: Value) -> Tensor:
-        """A constant's own bytes as a u32 array (packed weights)."""
-        tensor = value.tensor
-        assert tensor is not None and tensor.buffer.kind == "constant", "raw access is for constants"
-        key = f"raw:{tensor.buffer.key}"
-        if key not in self._constants:
-            spec = next(spec for spec in self.graph.values if spec.constant == tensor.buffer.key)
-            nbytes = math.prod(tensor.shape) * ITEM_BYTES[spec.dtype]
-            self._constants[key] = Buffer("constant", (nbytes + 3) // 4 * 4, key, key)
-        buffer = self._constants[key]
-        return Tensor(buffer, "raw", (buffer.nbytes // 4,), (1,))
 
     def in_place(self, value: Value, position: int = 0) -> Tensor | None:
         """The state tensor that this node may update in place of writing a new one, or None.

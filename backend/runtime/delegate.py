@@ -180,12 +180,11 @@ class DelegateResources:
             return self._states.get(self.device, spec, buffer.nbytes, initial)
         if buffer.key in self._constants:
             return self._constants[buffer.key]
-        raw = buffer.key.startswith("raw:")
-        spec = self._by_constant[buffer.key.removeprefix("raw:")]
+        spec = self._by_constant[buffer.key]
         handle = self.device.buffer(buffer.nbytes, f"weight {spec.constant}")
         offset = 0
         for data in self._constant_bytes(spec):
-            piece = data if raw else self._as_stored(spec, data).reshape(-1).view(np.uint8).data
+            piece = self._as_stored(spec, data).reshape(-1).view(np.uint8).data
             self.device.write(handle, piece, offset)
             offset += len(piece)
             release_pages(data)  # the GPU has it now, often in the same memory
