@@ -30,8 +30,7 @@ from backend.graph import Graph, Node, Ref, TensorSpec
 
 # Arguments that say where or how a tensor is laid out: meaningless to the backend, whose tensors are its own.
 _IGNORED_ARGS = ("layout", "device", "pin_memory", "memory_format", "non_blocking", "dim_order")
-# Nodes on sizes alone: their results are expressions, evaluated by the runtime; and checks that export left behind.
-SHAPE_OPS = ("aten.sym_size.int", "aten.sym_numel.default", "aten.sym_stride.int", "aten.sym_storage_offset.default")
+# Checks that export left behind.
 ASSERT_OPS = (
     "aten._assert_scalar.default",
     "aten._assert_async.msg",

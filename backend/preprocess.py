@@ -19,8 +19,8 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
 from backend import passes
+from backend.blob import to_blob
 from backend.convert import Converted, convert
-from backend.graph import to_blob
 from backend.ops import registry
 from backend.quantization import joined_sources, pack, packed_source
 

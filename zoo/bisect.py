@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from backend.graph import BACKEND_ID, from_blob
+from backend.blob import from_blob
+from backend.graph import BACKEND_ID
 from backend.runtime.program import MethodInfo, ProgramFile, TensorMeta, read_program
 from recipes.recipe import ExportRequest, Recipe, UserError
 from zoo.case import Case, Finding

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from backend.graph import Graph, Node, to_blob
+from backend.blob import to_blob
+from backend.graph import Graph, Node
 from backend.runtime.delegate import Delegate
 from backend.runtime.program import ProgramFile
 from recipes.recipe import UserError

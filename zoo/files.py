@@ -6,13 +6,13 @@ Everything is written under a temporary name in the folder of its destination an
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from backend.files import temporary
 from recipes.recipe import UserError
 
 
@@ -27,11 +27,6 @@ def check_output(path: Path) -> None:
         raise UserError(f"{folder} is not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"folder {folder} is not writable")
-
-
-def _temporary(path: Path) -> Path:
-    # Hidden and random: neither a glob for results nor a second run of the same command meets it.
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
 def remove(path: Path) -> None:
@@ -64,7 +59,7 @@ def staged(*paths: Path) -> Iterator[tuple[Path, ...]]:
     first and come back if a rename fails. When it does not, what it wrote is removed and the old stays.
     Raises `UserError` for a write that the system refuses.
     """
-    parts = tuple(_temporary(path) for path in paths)
+    parts = tuple(temporary(path) for path in paths)
     try:
         with writing(paths[0]):
             yield parts
@@ -80,7 +75,7 @@ def _replace(parts: tuple[Path, ...], paths: tuple[Path, ...]) -> None:
     if len(parts) == 1 and parts[0].is_file():
         os.replace(parts[0], paths[0])
         return
-    aside = tuple(_temporary(path) for path in paths)
+    aside = tuple(temporary(path) for path in paths)
     placed: list[Path] = []
     try:
         for path, old in zip(paths, aside, strict=True):

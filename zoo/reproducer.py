@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from backend.blob import to_blob
 from backend.expr import Expr, evaluate
-from backend.graph import Graph, to_blob
+from backend.graph import Graph
 from zoo.eager import interpret
 from zoo.files import staged
 

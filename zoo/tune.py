@@ -21,7 +21,8 @@ from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import calibration, tiles
 from backend.ops.tiles import SHIPPED, TILES, Choice, Costs, Sizes, Tile
 from backend.runtime.builder import lower_graph
-from backend.runtime.delegate import DelegateResources, capabilities
+from backend.runtime.capabilities import capabilities
+from backend.runtime.delegate import DelegateResources
 from backend.runtime.device import Device, get_device
 from backend.runtime.plan import Plan
 from backend.runtime.state import StateStore

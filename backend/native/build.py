@@ -20,10 +20,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from backend.files import cache_folder, replacing
 
 _SOURCE_FOLDER = Path(__file__).parent
 _TIMEOUT_S = 300
@@ -114,14 +114,6 @@ def _fingerprint(library: Library, flags: list[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def cache_folder() -> Path:
-    """The user's, for what this project keeps; it may not exist yet."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    if root:
-        return Path(root) / "webgpu-zoo"
-    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "webgpu-zoo"
-
-
 def _is_writable(folder: Path) -> bool:
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -151,8 +143,8 @@ def _compiler(library: Library) -> list[str]:
 
 def _compile(library: Library, flags: list[str], target: Path) -> Path:
     command = _compiler(library)
-    with _temporary(library, target) as partial:
-        full = [*command, str(_SOURCE_FOLDER / library.sources[0]), *flags, "-o", str(partial)]
+    with replacing(target) as part:
+        full = [*command, str(_SOURCE_FOLDER / library.sources[0]), *flags, "-o", str(part)]
         try:
             result = subprocess.run(full, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -162,26 +154,12 @@ def _compile(library: Library, flags: list[str], target: Path) -> Path:
                 f"building {library.name} with {command[0]} failed (exit code {result.returncode}):\n"
                 f"{result.stderr.strip()[-2000:]}"
             )
-        partial.chmod(0o755)  # mkstemp gave it to its owner alone
-        # Atomic: another process sees the whole library or none.
-        os.replace(partial, target)
     # Only beside this source: the cache folder may hold the libraries of other installations.
     for stale in _SOURCE_FOLDER.glob(f"{library.stem}-*.so"):
         if stale != target:
             with contextlib.suppress(OSError):
                 stale.unlink()
     return target
-
-
-@contextlib.contextmanager
-def _temporary(library: Library, target: Path) -> Iterator[Path]:
-    handle, name = tempfile.mkstemp(prefix=f".{library.stem}-", suffix=".tmp", dir=target.parent)
-    os.close(handle)
-    try:
-        yield Path(name)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Many queries go through `attention_wide` on a GPU and `attention` elsewhere (til
 through `attention_few`, which is parallel over keys and skips those that a bool mask or causality hides;
 `attention_merge` puts together what was found in spans of the keys. Heads of very many elements with few keys
 (attention between channels) are two products and a softmax between them: their scores are few, and a product can split
-its depth. On processors, that is so for whatever has no mask (`backend.ops.attention_lanes`).
+its depth. On processors, that is so for whatever has no mask (`backend.ops.attention_products`).
 
 A query that sees no key gives 0, as in torch; in `zoo.sdpa`, which stands for a softmax that a model spells out
 (`backend.passes.attention`), it gives NaN, as that does. With few queries, what a hidden key holds is never read; with
@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from backend.graph import Call, TensorSpec
-from backend.ops import attention_lanes, lanes
-from backend.ops.matmul import Operand, in_memory, product
-from backend.ops.norm import softmax
-from backend.ops.pointwise import operand
+from backend.ops import attention_products, lanes
+from backend.ops.matmul import Operand, in_memory
 from backend.ops.registry import BOOL, FLOATS, register
 from backend.runtime import value as values
-from backend.runtime.builder import Builder, Capabilities, Vector
+from backend.runtime.builder import Builder
+from backend.runtime.capabilities import Capabilities
+from backend.runtime.dispatch import Vector
 from backend.runtime.tensor import Tensor
 from backend.runtime.value import Value
 
@@ -176,9 +176,9 @@ def _lower(call: Call, b: Builder) -> Value:
     scale = float(1.0 / math.sqrt(depth) if scale is None else scale)
     is_plain = call.get("attn_mask") is None and not call.get("is_causal") and not call.get("enable_gqa")
     if is_plain and max(depth, width) > WIDE and keys <= max(depth, width):
-        return _as_products(query, key, value, scale, out.dtype, b)
+        return attention_products.attend(query, key, value, scale, out.dtype, b)
     if call.get("attn_mask") is None and queries > FEW_QUERIES and lanes.usable(b) and not usable(b):
-        return attention_lanes.attend(
+        return attention_products.in_blocks(
             query, key, value, scale, bool(call.get("is_causal")), tuple(out.shape), out.dtype, b
         )
     params: dict[str, Any] = {
@@ -213,14 +213,6 @@ def _lower(call: Call, b: Builder) -> Value:
         return _launch_few(job, b)
     tile = choose(job, b) if usable(b) or _is_long(job, b) else None
     return _launch_many(job, b) if tile is None else _launch_wide(tile, job, b)
-
-
-def _as_products(query: Value, key: Value, value: Value, scale: float, dtype: str, b: Builder) -> Value:
-    key = b.movable(key)
-    turned = values.permute(key, (*range(key.rank - 2), key.rank - 1, key.rank - 2))
-    scores = product(query, turned, "float32", b)
-    scores = b.pointwise("({0} * {1})", [scores, operand(scale, "float32")], "float32", scores.shape)
-    return product(softmax(scores, -1, "float32", b), value, dtype, b)
 
 
 def _side(tensor: Tensor, outer: int, depth: int) -> Operand:

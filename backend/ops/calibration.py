@@ -7,13 +7,10 @@ a calibration decides how fast results come, and in which order sums are added, 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import math
-import os
-import secrets
 import sys
 from importlib import resources
 from pathlib import Path
@@ -21,7 +18,7 @@ from typing import Any
 
 import wgpu
 
-from backend.native.build import cache_folder
+from backend.files import cache_folder, replacing
 from backend.ops.tiles import TILES, Costs
 
 _FORMAT = 1
@@ -49,18 +46,13 @@ def load(adapter: Any) -> Costs | None:
 def save(adapter: Any, costs: Costs) -> Path:
     """Writes the calibration, whole or not at all. Raises `OSError`."""
     target = path(adapter)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     rates = {tile.name: list(rate) for tile, rate in zip(TILES, costs.rates, strict=True)}
     numbers = {name: getattr(costs, name) for name in ("processors", "edge", *_NUMBERS)}
     content = {"format": _FORMAT, "adapter": identity(adapter), "kernel": _kernel(), **numbers, "rates": rates}
-    try:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as part:
         part.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(part, target)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        _load.cache_clear()
+    _load.cache_clear()
     return target
 
 

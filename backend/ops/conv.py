@@ -17,9 +17,11 @@ from typing import Any
 from backend.graph import Call, TensorSpec
 from backend.ops import tiles, volume, winograd
 from backend.ops.matmul import product
+from backend.ops.parts import add_parts
 from backend.ops.registry import FLOATS, register
 from backend.runtime import value as values
-from backend.runtime.builder import Builder, Vector
+from backend.runtime.builder import Builder
+from backend.runtime.dispatch import Vector
 from backend.runtime.tensor import Tensor
 from backend.runtime.value import Value
 
@@ -191,7 +193,7 @@ def _in_pieces(
         count = min(channels, g.in_c - first)
         some, kernels = (values.slice_(side, 1, first, count) for side in (x, weight))
         sums.append(b.movable(_forward(some, kernels, replace(g, in_c=count), whole, "float32", b)))
-    return b.pointwise(" + ".join(f"{{{i}}}" for i in range(len(sums))), sums, dtype, whole)
+    return add_parts(sums, dtype, b)
 
 
 def _choose(g: Geometry, b: Builder) -> str:

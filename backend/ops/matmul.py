@@ -17,10 +17,12 @@ from typing import Any
 
 from backend.graph import Call, TensorSpec
 from backend.ops import gemv, lanes, normed, tiles
+from backend.ops.parts import add_parts, parts_along
 from backend.ops.pointwise import operand
 from backend.ops.registry import FLOATS, INTS, register
 from backend.runtime import value as values
-from backend.runtime.builder import Builder, Vector
+from backend.runtime.builder import Builder
+from backend.runtime.dispatch import Vector
 from backend.runtime.tensor import COMPUTE, Tensor, merge_dims, reshape_strides
 from backend.runtime.value import Iota, Load, Value
 
@@ -127,8 +129,8 @@ def _launch_in_parts(chunk: int, first: Tensor, second: Tensor, shape: Sequence[
     inner = (*broadcast(first.shape[:-2], second.shape[:-2]), rows, cols)
     whole = (*inner[:-2], parts, rows, cols)
     kind = "float32" if COMPUTE[dtype] == "f32" else dtype if dtype == "int64" else "int32"
-    sums = b.movable(_launch(split(first, -1, (rows, chunk)), split(second, -2, (chunk, cols)), whole, kind, b))
-    slices = [b.reshape(values.slice_(sums, len(inner) - 2, part, 1), inner) for part in range(parts)]
+    sums = _launch(split(first, -1, (rows, chunk)), split(second, -2, (chunk, cols)), whole, kind, b)
+    slices = parts_along(sums, len(inner) - 2, b)
     if depth % chunk:
         left, right = values.of_tensor(first), values.of_tensor(second)
         rest = [
@@ -138,7 +140,7 @@ def _launch_in_parts(chunk: int, first: Tensor, second: Tensor, shape: Sequence[
         assert rest[0] is not None and rest[1] is not None
         slices.append(b.movable(_launch(rest[0], rest[1], inner, kind, b)))
     made = dtype if kind == "float32" else kind
-    return b.reshape(b.pointwise(" + ".join(f"{{{i}}}" for i in range(len(slices))), slices, made, inner), shape)
+    return b.reshape(add_parts(slices, made, b), shape)
 
 
 def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:

@@ -140,11 +140,13 @@ register("aten.layer_norm.default", accepts=_accepts_norm, lower=_lower_layer_no
 register("aten.native_layer_norm.default", accepts=_accepts_norm, lower=_lower_layer_norm)
 
 
+def rms_eps(given: float | None) -> float:
+    """What an RMSNorm adds to the mean of squares, by its own word or by torch's default."""
+    return float(np.finfo(np.float32).eps if given is None else given)
+
+
 def _lower_rms_norm(call: Call, b: Any) -> Any:
-    eps = call.get("eps")
-    if eps is None:
-        eps = np.finfo(np.float32).eps
-    outputs = _norm(call, b, _last_axes(call), float(eps), rms=True)
+    outputs = _norm(call, b, _last_axes(call), rms_eps(call.get("eps")), rms=True)
     return outputs if len(call.outputs) > 1 else outputs[0]
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.runtime import value as values
-from backend.runtime.builder import Builder, Launch, Vector
+from backend.runtime.builder import Builder
+from backend.runtime.dispatch import Launch, Vector
 from backend.runtime.value import Apply, Pending, Value
 
 

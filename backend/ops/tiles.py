@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from backend.ops.parts import add_parts, parts_along, sum_code
 from backend.runtime import value as values
-from backend.runtime.builder import Builder, Capabilities, Launch, Vector
+from backend.runtime.builder import Builder
+from backend.runtime.capabilities import Capabilities
+from backend.runtime.dispatch import Launch, Vector
 from backend.runtime.tensor import Tensor
 from backend.runtime.value import Value
 
@@ -259,13 +262,14 @@ def launch(
     if parts == 1:
         return b.launch("gemm_wide", shape=shape, dtype=dtype, **kernel)
     if not norm:
-        return add_parts(b.launch("gemm_wide", shape=(parts, *shape), dtype="float32", **kernel), dtype, b)
+        whole = b.launch("gemm_wide", shape=(parts, *shape), dtype="float32", **kernel)
+        return add_parts(parts_along(whole, 0, b), dtype, b)
     found = {"out": b.temp((parts, *shape), "float32"), "squares": b.temp((parts, rows, 1), "float32")}
     b.launch_into("gemm_wide", targets=found, **kernel)
     sums, squares = (values.of_tensor(found[name]) for name in ("out", "squares"))
     numbers = [values.scalar(float(item), "float32") for item in (depth, params["eps"])]
-    code = f"(({_sum(0, parts)}) * (1.0 / sqrt(({_sum(parts, parts)}) / {{{2 * parts}}} + {{{2 * parts + 1}}})))"
-    return b.pointwise(code, [*_parts(sums, b), *_parts(squares, b), *numbers], dtype, shape)
+    code = f"(({sum_code(parts)}) * (1.0 / sqrt(({sum_code(parts, parts)}) / {{{2 * parts}}} + {{{2 * parts + 1}}})))"
+    return b.pointwise(code, [*parts_along(sums, 0, b), *parts_along(squares, 0, b), *numbers], dtype, shape)
 
 
 def gated(product: Launch, b: Builder) -> Value | None:
@@ -283,18 +287,3 @@ def gated(product: Launch, b: Builder) -> Value | None:
         groups=params["batches"] * params["tiles_m"] * tiles_n, params={**params, "half": half, "tiles_n": tiles_n},
         constants={**made, "GATED": True},
     )  # fmt: skip
-
-
-def add_parts(sums: Value, dtype: str, b: Builder) -> Value:
-    """The sum over the first axis, in order."""
-    parts, *shape = sums.shape
-    return b.pointwise(_sum(0, parts), _parts(b.movable(sums), b), dtype, shape)
-
-
-def _parts(sums: Value, b: Builder) -> list[Value]:
-    parts, *shape = sums.shape
-    return [b.reshape(values.slice_(sums, 0, part, 1), shape) for part in range(parts)]
-
-
-def _sum(first: int, count: int) -> str:
-    return " + ".join(f"{{{first + at}}}" for at in range(count))

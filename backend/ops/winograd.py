@@ -15,7 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from backend.ops import tiles
-from backend.runtime.builder import Builder, Vector
+from backend.ops.parts import add_parts, parts_along
+from backend.runtime.builder import Builder
+from backend.runtime.dispatch import Vector
 from backend.runtime.tensor import Tensor
 from backend.runtime.value import Value
 
@@ -124,7 +126,7 @@ def launch(x: Tensor, weight: Value, g: Geometry, whole: tuple[int, ...], dtype:
         params=g.params(x) | params,
         constants=asdict(tile),
     )
-    return sums if parts == 1 else tiles.add_parts(sums, dtype, b)
+    return sums if parts == 1 else add_parts(parts_along(sums, 0, b), dtype, b)
 
 
 def _points(weight: Tensor, g: Geometry, wide: int, b: Builder) -> Tensor:

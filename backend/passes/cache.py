@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from backend.graph import Graph, Node, Ref
+from backend.ops.norm import rms_eps
 from backend.passes.match import CASTS, PERMUTES, SLICES, TRANSPOSES, Rewriter, both_ways, origins
 
 _COPY = ("aten.index_copy.default",)
@@ -102,8 +101,7 @@ class _Readers(Rewriter):
             if own is not None and weight is not None:
                 return None
             weight = own if weight is None else weight
-            eps = norm.args.get("eps")
-            eps = float(np.finfo(np.float32).eps) if eps is None else eps
+            eps = rms_eps(norm.args.get("eps"))
             x = norm.args["input"]
             taken.append(norm)
         elif weight is not None:

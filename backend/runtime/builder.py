@@ -9,102 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from backend.expr import evaluate
-from backend.graph import ITEM_BYTES, BlobError, Call, Graph, Node, Ref, ShapeError, TensorSpec, map_arg
+from backend.graph import BlobError, Call, Graph, Node, Ref, ShapeError, TensorSpec, map_arg
 from backend.runtime import pointwise
 from backend.runtime import value as values
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.codegen import Source
-from backend.runtime.device import UNIFORM, WRITE
+from backend.runtime.device import WRITE
+from backend.runtime.dispatch import Dispatch, Launch, Lowered, Vector, fold
 from backend.runtime.errors import DeviceError
 from backend.runtime.packing import packed
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer, Tensor, contiguous_strides
 from backend.runtime.value import Apply, Expression, Load, Pending, Value
 
-MAX_GROUPS = 65535
-MAX_FUSED_COST = 64
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What the kernels' choices may depend on."""
-
-    features: frozenset[str] = frozenset()
-    max_storage_buffers: int = 8
-    max_workgroup_bytes: int = 16384
-    max_invocations: int = 256
-    adapter_type: str = "Unknown"
-    tile_rule: Any = None  # a `backend.ops.tiles.Rule` of this adapter, or None for the shipped one
-    most_iterations: int | None = None  # that the loops of an invocation may make together, where there is a limit
-
-    @property
-    def on_processor(self) -> bool:
-        """Whether the adapter is a processor that stands in for a GPU."""
-        return self.adapter_type == "CPU"
-
-    def check_iterations(self, count: int, what: str) -> None:
-        """Raises `DeviceError` where an invocation would need more: its loops would end early, without a word."""
-        if self.most_iterations is not None and count > self.most_iterations:
-            raise DeviceError(
-                f"{what} takes loops of {count} iterations, and this adapter ends them after {self.most_iterations}: "
-                "use another adapter (ZOO_ADAPTER; `zoo doctor` lists them)"
-            )
-
-
-@dataclass(eq=False)
-class Launch:
-    """A kernel to be dispatched: template, what it reads and its parameters. Written once, by `Builder._emit`."""
-
-    template: str
-    reads: Mapping[str, Value | Tensor | Vector]
-    params: Mapping[str, Any]
-    constants: Mapping[str, Any]
-    groups: int
-    shape: tuple[int, ...]
-    dtype: str
-    label: str
-    done: Tensor | None = None
-    width: int = 1  # elements that one load of a value, and one store, is of
-
-
-@dataclass(frozen=True)
-class Vector:
-    """A tensor read four elements at a time: contiguous, offset and length divisible by 4."""
-
-    tensor: Tensor
-    width: int = 4
-
-
-@dataclass(frozen=True)
-class Dispatch:
-    """One compute dispatch over virtual buffers; `slots` are (buffer, access) in binding order, the uniform last."""
-
-    label: str
-    template: str
-    code: str
-    slots: tuple[tuple[Buffer, str], ...]
-    params: bytes
-    groups: tuple[int, int, int]
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Of the bindings, in order."""
-        return (*(access for _, access in self.slots), UNIFORM)
-
-
-@dataclass
-class Lowered:
-    """What `lower_graph` returns: dispatches in order and where the outputs are.
-
-    packed: for each output, where it lies once more as the host takes it, four elements of a byte in a word, or None.
-    """
-
-    dispatches: list[Dispatch]
-    outputs: list[Tensor]
-    packed: list[Tensor | None]
-    inputs: list[Buffer]
+MAX_FUSED_COST = 64  # operations an element
 
 
 class Builder:
@@ -248,18 +169,6 @@ class Builder:
             width=width,
         )
         self._dispatch(record, {"out": target}, {})
-
-    def raw_constant(self, value: Value) -> Tensor:
-        """A constant's own bytes as a u32 array (packed weights)."""
-        tensor = value.tensor
-        assert tensor is not None and tensor.buffer.kind == "constant", "raw access is for constants"
-        key = f"raw:{tensor.buffer.key}"
-        if key not in self._constants:
-            spec = next(spec for spec in self.graph.values if spec.constant == tensor.buffer.key)
-            nbytes = math.prod(tensor.shape) * ITEM_BYTES[spec.dtype]
-            self._constants[key] = Buffer("constant", (nbytes + 3) // 4 * 4, key, key)
-        buffer = self._constants[key]
-        return Tensor(buffer, "raw", (buffer.nbytes // 4,), (1,))
 
     def in_place(self, value: Value, position: int = 0) -> Tensor | None:
         """The state tensor that this node may update in place of writing a new one, or None.
@@ -484,16 +393,6 @@ class Builder:
         if isinstance(read, Value) and read.pending:
             return self._realized(read)
         return read
-
-
-def fold(groups: int) -> tuple[int, int, int]:
-    """Workgroups in two dims of at most 65535; kernels skip the surplus of the last row."""
-    if groups <= MAX_GROUPS:
-        return groups, 1, 1
-    rows = -(-groups // MAX_GROUPS)
-    if rows > MAX_GROUPS:
-        raise ValueError(f"{groups} workgroups are more than a dispatch can hold")
-    return -(-groups // rows), rows, 1
 
 
 def lower_graph(

@@ -266,8 +266,6 @@ class Source:
             return self.param(float(node.value))
         if compute == "bool":
             return f"({self.param(int(node.value))} != 0u)"
-        if compute == "u32":
-            return self.param(int(node.value))
         if not -(2**31) <= int(node.value) < 2**31:
             raise OverflowError(f"integer {node.value} does not fit the GPU's 32 bits")
         return self.param(np.int32(node.value))

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from backend.graph import ITEM_BYTES, BlobError, Graph, Node, ShapeError, TensorSpec, from_blob
+from backend.blob import from_blob
+from backend.graph import ITEM_BYTES, BlobError, Graph, Node, ShapeError, TensorSpec
 from backend.quantization import joined_sources
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import capabilities
 from backend.runtime.device import Device, get_device
 from backend.runtime.device_tensor import DeviceTensor
 from backend.runtime.errors import DeviceError
@@ -26,7 +28,7 @@ MAX_PLANS = 32
 class Delegate:
     """`execute` runs the method on live shapes; a plan is made for each new shape and kept.
 
-    blob: what `backend.graph.to_blob` wrote. get_data: named data by key, valid as long as the delegate lives.
+    blob: what `backend.blob.to_blob` wrote. get_data: named data by key, valid as long as the delegate lives.
     states: shared by the delegates of one loaded program. keep_inputs: see `Plan`.
     Raises `BlobError` for a blob this runtime cannot run.
     """
@@ -186,12 +188,11 @@ class DelegateResources:
             return self._states.get(self.device, spec, buffer.nbytes, initial)
         if buffer.key in self._constants:
             return self._constants[buffer.key]
-        raw = buffer.key.startswith("raw:")
-        spec = self._by_constant[buffer.key.removeprefix("raw:")]
+        spec = self._by_constant[buffer.key]
         handle = self.device.buffer(buffer.nbytes, f"weight {spec.constant}")
         offset = 0
         for data in self._constant_bytes(spec):
-            piece = data if raw else self._as_stored(spec, data).reshape(-1).view(np.uint8).data
+            piece = self._as_stored(spec, data).reshape(-1).view(np.uint8).data
             self.device.write(handle, piece, offset)
             offset += len(piece)
             release_pages(data)  # the GPU has it now, often in the same memory
@@ -205,22 +206,3 @@ class DelegateResources:
     def scratch(self, sizes: Sequence[int]) -> list[Any]:
         first, self._planned = not self._planned, True
         return self._states.scratch(self.device, sizes, exact=first)
-
-
-# llvmpipe ends all loops of an invocation, without a word, after 65535 iterations together.
-_LLVMPIPE_ITERATIONS = 60000
-
-
-def capabilities(device: Device) -> Capabilities:
-    from backend.ops import calibration
-
-    on_processor = device.adapter.info["adapter_type"] == "CPU"  # whose products take no tiles of that kind
-    return Capabilities(
-        features=device.features,
-        max_storage_buffers=device.limit("max-storage-buffers-per-shader-stage"),
-        max_workgroup_bytes=device.limit("max-compute-workgroup-storage-size"),
-        max_invocations=device.limit("max-compute-invocations-per-workgroup"),
-        adapter_type=str(device.adapter.info["adapter_type"]),
-        tile_rule=None if on_processor else calibration.load(device.adapter),
-        most_iterations=_LLVMPIPE_ITERATIONS if "llvmpipe" in device.adapter.info["device"] else None,
-    )

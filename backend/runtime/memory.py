@@ -18,8 +18,8 @@ import random
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
-from backend.runtime.builder import Dispatch
 from backend.runtime.device import WRITE
+from backend.runtime.dispatch import Dispatch
 from backend.runtime.tensor import Buffer
 
 # Multiples of the lower bound that are near enough: of plain orders of placing, of so many orders that come from them,

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 import wgpu
 
-from backend.runtime.builder import Dispatch, Lowered
 from backend.runtime.device import WRITE, Device
 from backend.runtime.device_tensor import DeviceTensor, Readback
+from backend.runtime.dispatch import Dispatch, Lowered
 from backend.runtime.memory import assign_memory
 from backend.runtime.replay import Copy, Mapping, Step, Table, record, submit, timed
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer, Tensor

@@ -8,7 +8,7 @@ from backend.runtime import value as values
 from backend.runtime.codegen import VECTOR, in_vectors
 
 if TYPE_CHECKING:
-    from backend.runtime.builder import Capabilities
+    from backend.runtime.capabilities import Capabilities
     from backend.runtime.tensor import Tensor
     from backend.runtime.value import Value
 

@@ -20,7 +20,6 @@ STORAGE = {
     "int8": "i32",
     "uint8": "i32",
     "bool": "u32",
-    "raw": "u32",
 }
 COMPUTE = {
     "float32": "f32",
@@ -31,27 +30,18 @@ COMPUTE = {
     "int8": "i32",
     "uint8": "i32",
     "bool": "bool",
-    "raw": "u32",
 }
 STORAGE_BYTES = {"f32": 4, "f16": 2, "i32": 4, "u32": 4}
 
 
 @dataclass(eq=False)
 class Buffer:
-    """Storage in a plan. `kind`: temp | input | constant | state | static.
-
-    temp buffers share memory by lifetime; a static one is computed once from constants and kept; `key` names a
-    constant or a state.
-    """
+    """Storage in a plan. `kind`: temp | input | constant | state. `key` names a constant or a state."""
 
     kind: str
     nbytes: int
     label: str
     key: str = ""
-
-    @property
-    def is_static(self) -> bool:
-        return self.kind in ("constant", "static")
 
 
 @dataclass(frozen=True, eq=False)

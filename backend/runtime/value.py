@@ -9,7 +9,7 @@ decides when a value is realised into memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from backend.runtime.tensor import COMPUTE, Tensor, contiguous_strides, reshape_strides
@@ -70,7 +70,6 @@ class Value:
     shape: tuple[int, ...]
     dtype: str
     root: Expression
-    uses: int = field(default=1, compare=False)
 
     @property
     def rank(self) -> int:
@@ -237,11 +236,11 @@ def cast_expression(root: Expression, dtype: str) -> Expression:
     if root.dtype == dtype:
         return root
     if isinstance(root, Scalar):
-        convert = {"f32": float, "i32": int, "bool": bool, "u32": int}[COMPUTE[dtype]]
+        convert = {"f32": float, "i32": int, "bool": bool}[COMPUTE[dtype]]
         return Scalar(dtype, wrap_int(convert(root.value), dtype))
     source, target = COMPUTE[root.dtype], COMPUTE[dtype]
     if target == "bool":
-        code = {"f32": "({0} != 0.0 || is_nan({0}))", "i32": "({0} != 0)", "u32": "({0} != 0u)"}[source]
+        code = {"f32": "({0} != 0.0 || is_nan({0}))", "i32": "({0} != 0)"}[source]
     elif source == "bool":
         code = {"f32": "select(0.0, 1.0, {0})", "i32": "select(0, 1, {0})"}[target]
     elif source == target:

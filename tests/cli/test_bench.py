@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from backend.graph import to_blob
+from backend.blob import to_blob
 from backend.runtime.delegate import Delegate
 from recipes.recipe import Recipe, UserError
 from tests.cli.harness import command, one_error_line

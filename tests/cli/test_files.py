@@ -45,7 +45,7 @@ def test_full_disk_at_the_last_flush(tmp_path: Path, monkeypatch: pytest.MonkeyP
     # What is written fits the buffer, so that only the flush at the end meets the full disk.
     real = tmp_path / "part"
     real.symlink_to("/dev/full")
-    monkeypatch.setattr(files, "_temporary", lambda path: real)
+    monkeypatch.setattr(files, "temporary", lambda path: real)
     with pytest.raises(UserError, match="No space left"), atomic_file(tmp_path / "a.bin") as file:
         file.write(b"some")
     assert os.listdir(tmp_path) == []

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from backend.blob import to_blob
 from backend.convert import dtype_name, normalize
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry
 from backend.runtime.delegate import Delegate
 

@@ -15,11 +15,12 @@ import torch
 from harness import assert_close, check_op, refusal_of, run_op
 from test_matmul import check_chain
 
+from backend.blob import to_blob
 from backend.expr import parse
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import attention, registry
-from backend.runtime.builder import Capabilities
-from backend.runtime.delegate import Delegate, capabilities
+from backend.runtime.capabilities import Capabilities, capabilities
+from backend.runtime.delegate import Delegate
 from backend.runtime.device import get_device
 
 SDPA = "aten.scaled_dot_product_attention.default"

@@ -14,7 +14,8 @@ from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import conv as ops
 from backend.ops import registry
 from backend.ops import tiles as wide
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 
 VARIANTS = pytest.mark.parametrize("kernel_name", ["direct", "lanes", "tile", "wide"])
 
@@ -290,7 +291,7 @@ def test_strided_input_and_fused_tail(channels, out, kernel):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_dynamic_sizes(transposed):
     """One graph, several signal lengths and batches; weights packed once."""
-    from backend.graph import to_blob
+    from backend.blob import to_blob
     from backend.runtime.delegate import Delegate
 
     n, s = Expr("n"), Expr("s")
@@ -352,7 +353,7 @@ def test_every_wide_tile(tile, monkeypatch):
 
 def test_the_choice_of_a_wide_tile():
     def chosen(*sizes: int, memory: int = 32768) -> tuple[wide.Tile, int]:
-        b = SimpleNamespace(capabilities=Capabilities(max_workgroup_bytes=memory, adapter_type="DiscreteGPU"))
+        b = SimpleNamespace(capabilities=Capabilities(max_workgroup_bytes=memory))
         choice = wide.choose_patches(sizes, b)
         return choice.tile, choice.parts
 

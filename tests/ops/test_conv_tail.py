@@ -12,7 +12,8 @@ from harness import assert_close, run_graph
 from torch.nn import functional
 
 from backend.graph import Graph, Node, Ref, TensorSpec
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.plan import _static_dispatches
 
 # 3 and 16 channels: the kernels for narrow and for wide inputs. 1×1 runs as a matrix product.

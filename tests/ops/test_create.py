@@ -10,8 +10,9 @@ import pytest
 import torch
 from harness import check_op, refusal_of, run_graph
 
+from backend.blob import to_blob
 from backend.expr import Expr
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.runtime.delegate import Delegate
 
 

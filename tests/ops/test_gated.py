@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.blob import to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry, tiles
 from backend.runtime.delegate import Delegate
 from tests.ops.test_gemv import Chain

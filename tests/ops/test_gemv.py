@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.blob import to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import gemv
 from backend.runtime.delegate import Delegate
 from backend.runtime.device import get_device
@@ -204,6 +205,6 @@ def test_walks_written_out(bits: int, rows: int, monkeypatch: pytest.MonkeyPatch
 
 def test_a_processor_does_not_do_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    processor = get_device().adapter.info["adapter_type"] == "CPU"
+    processor = get_device().is_cpu
     chain = Chain(1, 64)
     chain.check(chain.linear(chain.norm(chain.x, "rms"), 6), dispatches=2 if processor else 1)

@@ -17,7 +17,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from backend.graph import DTYPES, BlobError, Graph, ShapeError, to_blob
+from backend.blob import to_blob
+from backend.graph import DTYPES, BlobError, Graph, ShapeError
 from backend.ops import registry
 from backend.runtime.delegate import Delegate
 from backend.runtime.errors import DeviceError

@@ -7,10 +7,12 @@ import pytest
 import torch
 from harness import EXACT, check_op, overload, refusal_of, run_graph, run_op
 
+from backend.blob import to_blob
 from backend.expr import Expr
-from backend.graph import Graph, Node, Ref, ShapeError, TensorSpec, to_blob
+from backend.graph import Graph, Node, Ref, ShapeError, TensorSpec
 from backend.ops import registry
-from backend.runtime.delegate import Delegate, capabilities
+from backend.runtime.capabilities import capabilities
+from backend.runtime.delegate import Delegate
 from backend.runtime.device import get_device
 from backend.runtime.errors import DeviceError
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 from harness import build, check_op, refusal_of, run_graph, run_op
 
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.blob import to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.delegate import Delegate
 from backend.runtime.state import StateStore
 

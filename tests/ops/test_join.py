@@ -9,7 +9,8 @@ import torch
 from harness import check_op, run_graph, run_op
 
 from backend.graph import Graph, Node, Ref, TensorSpec
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 
 EXACT = {"atol": 0, "rtol": 0}
 

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from backend.ops import attention_lanes, lanes
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.ops import attention_products, lanes
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from tests.ops.harness import assert_close, build, check_op, run_graph, run_op
 from tests.ops.test_quantized import Weight, linear_graph
 
 SUMS = {"atol": 1e-4, "rtol": 1e-4}
 HALF = {"atol": 2e-3, "rtol": 2e-3}
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # means of v, of size 1, by weights that are right to 1e-6
-WITH = Capabilities(frozenset({"subgroup"}), adapter_type="CPU")
+WITH = Capabilities(frozenset({"subgroup"}), on_processor=True)
 
 
 @pytest.fixture(params=["lanes", "without"])
@@ -42,7 +43,7 @@ def test_which_kernel() -> None:
     assert templates("aten.mm.default", torch.randn(3, 20), wide) == ["gemm_lanes"]
     assert templates("aten.mm.default", wide.T, narrow) == ["gemm_lanes"]  # turned: few columns
     assert templates("aten.mm.default", narrow.T, narrow) == ["gemv"]
-    assert templates("aten.mm.default", torch.randn(40, 20), wide, can=Capabilities(adapter_type="CPU")) == ["gemm"]
+    assert templates("aten.mm.default", torch.randn(40, 20), wide, can=Capabilities(on_processor=True)) == ["gemm"]
     assert "gemm_lanes" not in templates("aten.mm.default", torch.randn(40, 20), wide, can=Capabilities(WITH.features))
     assert templates("aten.mm.default", wide.T.int(), torch.ones(20, 30).int()) == ["gemm"]
 
@@ -94,14 +95,15 @@ def test_deep_sums_of_codes_keep_their_digits(rows: int) -> None:
 
 @pytest.mark.parametrize("most", [12000, 2**21])  # scores of some queries at a time, or of all
 def test_attention_without_a_mask(way: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_lanes, "MOST_SCORES", most)
-    monkeypatch.setattr(attention_lanes, "CAUSAL_BLOCK", 16)
+    monkeypatch.setattr(attention_products, "MOST_SCORES", most)
+    monkeypatch.setattr(attention_products, "CAUSAL_BLOCK", 16)
     sdpa = "aten.scaled_dot_product_attention.default"
     q, k, v = torch.randn(2, 6, 37, 20), torch.randn(2, 6, 45, 20), torch.randn(2, 6, 45, 12)
     for causal in (False, True):
         check_op(sdpa, q, k, v, is_causal=causal, **CLOSE)
         check_op(sdpa, q, k[:, :2], v[:, :2], is_causal=causal, enable_gqa=True, scale=0.3, **CLOSE)
         check_op(sdpa, q, k[:, :, :10], v[:, :, :10], is_causal=causal, **CLOSE)
+        check_op(sdpa, q[:1, :1], k[:1, :1], v, is_causal=causal, **CLOSE)  # one score for all heads of v
     check_op(sdpa, q[0, 0], k[0, 0], v[0, 0], **CLOSE)
     check_op(sdpa, q.half(), k.half(), v.half(), **HALF)
 
@@ -110,7 +112,7 @@ def test_which_attention() -> None:
     q = torch.randn(2, 30, 20)
     sdpa = "aten.scaled_dot_product_attention.default"
     assert templates(sdpa, q, q, q) == ["gemm_lanes", "softmax", "gemm_lanes"]
-    assert templates(sdpa, q, q, q, can=Capabilities(adapter_type="CPU"))[0] == "attention"
+    assert templates(sdpa, q, q, q, can=Capabilities(on_processor=True))[0] == "attention"
 
 
 @pytest.mark.parametrize("bits,group,symmetric", [(4, 32, True), (4, 96, False), (8, 96, True), (8, 32, False)])

@@ -12,11 +12,13 @@ import pytest
 import torch
 from harness import assert_close, check_op, refusal_of, run_graph
 
+from backend.blob import to_blob
 from backend.convert import dtype_name, normalize
 from backend.expr import parse
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry, tiles
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.delegate import Delegate
 
 SUMS = {"atol": 1e-4, "rtol": 1e-4}

@@ -11,8 +11,9 @@ import pytest
 import torch
 from harness import F32, assert_close, check_op, refusal_of, run_graph, run_op
 
+from backend.blob import to_blob
 from backend.expr import symbol
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry
 from backend.runtime.delegate import Delegate
 

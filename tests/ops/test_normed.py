@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from backend.graph import Node, Ref, TensorSpec, to_blob
+from backend.blob import to_blob
+from backend.graph import Node, Ref, TensorSpec
 from backend.ops import tiles
 from backend.runtime import delegate as delegates
 from backend.runtime.delegate import Delegate
@@ -33,7 +34,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def switch(tile: tiles.Tile, parts: int = 1) -> None:
         rule = tiles.Fixed(tiles.Choice(tile, parts))
-        able = {"adapter_type": "DiscreteGPU", "tile_rule": rule}
+        able = {"on_processor": False, "tile_rule": rule}
         monkeypatch.setattr(delegates, "capabilities", lambda device: replace(own(device), **able))
 
     return switch

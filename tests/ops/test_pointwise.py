@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from backend.graph import Graph, Node, Ref, ShapeError, TensorSpec
 from backend.ops import pointwise
+from backend.runtime import pointwise as kernels
 
 INF, NAN = math.inf, math.nan
 SPECIAL = [0.0, -0.0, INF, -INF, NAN, 1e-30, 1.0, -1.0, 1e-4, -1e-4, 1e4, -1e4, 0.5, -0.5, 1.5, -1.5, 2.5, -2.5]
@@ -292,9 +293,11 @@ def test_mixed_dtypes_promote_as_torch_does():
     check_op("aten.rsub.Scalar", torch.randn(3), 2, alpha=3)
 
 
-def test_r2_more_elements_than_one_row_of_groups():
-    check_op("aten.relu.default", torch.arange(4194241, dtype=torch.float32))
-    count = 65536 * 256 + 3  # the last groups are in the second row of the fold
+def test_r2_more_elements_than_one_row_of_groups(monkeypatch):
+    monkeypatch.setattr(kernels, "WORKGROUP", 64)
+    monkeypatch.setattr(kernels, "ITEMS", 1)
+    check_op("aten.relu.default", torch.arange(65535 * 64 + 1, dtype=torch.float32))
+    count = 65536 * 64 + 3  # the last groups are in the second row of the fold
     x = torch.arange(count) % 1000003 - 7
     np.testing.assert_array_equal(run_op("aten.neg.default", x.int())[0], -x.numpy())
 

@@ -14,7 +14,8 @@ import torch
 import torchao.quantization  # noqa: F401 - registers torch.ops.torchao
 
 from backend import quantization
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.blob import to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry, tiles
 from backend.runtime.delegate import Delegate
 from tests.ops.harness import run_graph

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from backend.ops import rows
-from backend.runtime.builder import Capabilities
+from backend.runtime.capabilities import Capabilities
 from tests.ops.harness import check_op
 
 
 class _Device:
     def __init__(self, on_processor: bool) -> None:
-        self.capabilities = Capabilities(adapter_type="CPU" if on_processor else "DiscreteGPU")
+        self.capabilities = Capabilities(on_processor=on_processor)
 
 
 @pytest.fixture(params=["gpu", "processor"])

@@ -11,11 +11,10 @@ import pytest
 
 from backend.ops import calibration, tiles
 from backend.ops.tiles import SHIPPED, TILES, Choice, Costs
-from backend.runtime.builder import Capabilities
-from backend.runtime.delegate import capabilities
+from backend.runtime.capabilities import Capabilities, capabilities
 
-LARGE_GPU = Capabilities(max_workgroup_bytes=49152, max_invocations=1024, adapter_type="DiscreteGPU")
-LEAST_GPU = Capabilities(max_workgroup_bytes=16384, max_invocations=256, adapter_type="IntegratedGPU")
+LARGE_GPU = Capabilities(max_workgroup_bytes=49152, max_invocations=1024)
+LEAST_GPU = Capabilities(max_workgroup_bytes=16384, max_invocations=256)
 # As `zoo tune` would find them on an adapter of 8 processors that the smallest tile suits best.
 OTHER = Costs(8, 32, 5.0, 4.0, 9.0, tuple((0.0, 0.001 if tile == tiles.SMALL_HALVED else 9.0) for tile in TILES))
 
@@ -26,7 +25,8 @@ def adapter(device: str = "A GPU", kind: str = "DiscreteGPU", driver: str = "1.0
 
 
 def device(of: SimpleNamespace) -> SimpleNamespace:
-    return SimpleNamespace(adapter=of, features=frozenset(), limit=lambda name: 65536)
+    is_cpu = of.info["adapter_type"] == "CPU"
+    return SimpleNamespace(adapter=of, is_cpu=is_cpu, features=frozenset(), limit=lambda name: 65536)
 
 
 def choose(*sizes: int, can: Capabilities = LARGE_GPU) -> Choice:
@@ -71,7 +71,7 @@ def test_a_device_gets_tiles_that_it_runs():
         assert tile.bytes <= 16384 and tile.invocations <= 256
     assert set(tiles.fitting(LARGE_GPU)) == set(TILES)
     assert tiles.usable(SimpleNamespace(capabilities=LEAST_GPU))
-    assert not tiles.usable(SimpleNamespace(capabilities=replace(LEAST_GPU, adapter_type="CPU")))
+    assert not tiles.usable(SimpleNamespace(capabilities=replace(LEAST_GPU, on_processor=True)))
 
 
 def test_parts_are_whole_steps_and_stay_small():
@@ -167,7 +167,7 @@ def test_a_write_that_fails_leaves_the_old_one(cache, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(calibration.os, "replace", refuse)
+    monkeypatch.setattr("os.replace", refuse)
     with pytest.raises(OSError, match="No space"):
         calibration.save(adapter(), SHIPPED)
     assert target.read_text() == before and len(list(cache.iterdir())) == 1

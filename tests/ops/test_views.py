@@ -93,7 +93,8 @@ def test_o8_expanding_one_tensor_to_two_shapes():
 
 
 def test_r2_more_groups_than_one_dimension_holds(monkeypatch):
-    monkeypatch.setattr(pointwise, "WORKGROUP", 64)  # 65536 groups, one more than fit
+    monkeypatch.setattr(pointwise, "WORKGROUP", 64)
+    monkeypatch.setattr(pointwise, "ITEMS", 1)  # 65536 groups, one more than fit
     x = torch.arange(4194241, dtype=torch.float32)
     (y,) = run_op("aten.flip.default", x, [0])
     np.testing.assert_array_equal(y, x.numpy()[::-1])

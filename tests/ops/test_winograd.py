@@ -16,7 +16,8 @@ from test_conv import SUM, conv, force, integers, rand
 from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import winograd
 from backend.ops.conv import Geometry, _choose
-from backend.runtime.builder import Builder, Capabilities, lower_graph
+from backend.runtime.builder import Builder, lower_graph
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.plan import _static_dispatches
 
 GPU = Capabilities(frozenset(), 8, 49152, 1024, "DiscreteGPU")
@@ -161,7 +162,7 @@ def test_the_choice_by_device_and_size(monkeypatch):
     assert chosen(64, 3, 720) == "direct"
     assert chosen(64, 64, 720, can=replace(GPU, max_workgroup_bytes=16384)) == "winograd"
     assert chosen(64, 64, 720, can=replace(GPU, max_invocations=128)) == "tiles"
-    processor = replace(GPU, adapter_type="CPU")
+    processor = replace(GPU, on_processor=True)
     assert chosen(64, 64, 64, can=processor) == "tiles"
     assert chosen(64, 64, 64, can=replace(processor, features=frozenset({"subgroup"}))) == "lanes"
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from backend import passes
-from backend.graph import Graph, Ref, to_blob
+from backend.blob import to_blob
+from backend.graph import Graph, Ref
 from backend.runtime.delegate import Delegate
 from tests.passes.make import Maker
 from zoo.eager import interpret

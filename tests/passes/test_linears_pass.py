@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backend.graph import Graph, from_blob
+from backend.blob import from_blob
+from backend.graph import Graph
 from backend.passes import linears
 from backend.quantization import joined_key, joined_sources, packed_key
 from backend.runtime.program import read_program

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from backend import passes
-from backend.graph import Graph, Ref, to_blob
+from backend.blob import to_blob
+from backend.graph import Graph, Ref
 from backend.runtime.delegate import Delegate
 from tests.passes.make import Maker
 from tests.passes.programs import Method, check, lower

@@ -19,7 +19,8 @@ from torchao.quantization.pt2e import allow_exported_model_train_eval
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer.embedding_quantizer import EmbeddingQuantizer
 
-from backend.graph import Graph, from_blob
+from backend.blob import from_blob
+from backend.graph import Graph
 from backend.runtime.program import read_program
 from tests.passes.programs import RUNTIMES, Lowered, Method, compare, lower
 from zoo.program import Program

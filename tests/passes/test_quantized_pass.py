@@ -21,7 +21,8 @@ from torchao.quantization import (
 from torchao.quantization.granularity import PerAxis, PerGroup
 
 from backend import quantization
-from backend.graph import Graph, from_blob
+from backend.blob import from_blob
+from backend.graph import Graph
 from backend.partitioner import Refusal
 from backend.runtime.program import read_program
 from tests.passes.programs import RUNTIMES, Lowered, Method, compare, lower

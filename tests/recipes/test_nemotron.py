@@ -21,7 +21,7 @@ from nemotron_support import MODES, RATE, Ready, make_ready, offline, talk
 from transformers import Nemotron3DiarizationStreamingConfig
 from transformers.models.nemotron3_diarization.modeling_nemotron3_diarization import Nemotron3DiarizationSpeakerCache
 
-from backend.graph import from_blob
+from backend.blob import from_blob
 from backend.runtime.program import read_program
 from recipes import recipe as registry
 from recipes.eager import EagerProgram

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from backend.graph import Graph, from_blob
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.blob import from_blob
+from backend.graph import Graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.program import read_program
 from recipes.qwen3 import RECIPE, standin
 from zoo.export import export, make_request
@@ -21,7 +23,6 @@ GPU = Capabilities(
     max_storage_buffers=10,
     max_workgroup_bytes=32768,
     max_invocations=1024,
-    adapter_type="DiscreteGPU",
 )
 SIZES = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8}  # 0.6B
 # A sum in parts, which keeps a large GPU busy with few rows, is added in a dispatch of its own: of the heads' product,

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from backend.graph import from_blob
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.blob import from_blob
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.program import read_program
 from recipes.qwen3 import RECIPE
 from recipes.qwen3.runner import Chat
@@ -60,7 +61,7 @@ def test_dispatches_of_a_layer(exported: tuple[Path, ExportReport], positions: i
     """On a GPU, of a step and of a prompt: from one layer's caches to the next one's. All share what hides keys."""
     (call,) = read_program(exported[0]).methods["step"].calls
     graph = from_blob(call.blob)
-    gpu = Capabilities(max_workgroup_bytes=32768, adapter_type="DiscreteGPU")
+    gpu = Capabilities(max_workgroup_bytes=32768)
     lowered = lower_graph(graph, graph.bind([(1, positions), (1,)], ()), gpu)
     templates = [dispatch.template for dispatch in lowered.dispatches if dispatch.template != "attention_seen"]
     first, second = (at for at, template in enumerate(templates) if template == "rope_cache")

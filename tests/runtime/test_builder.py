@@ -8,11 +8,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backend.blob import to_blob
 from backend.expr import Expr
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.runtime import builder, memory, plan
-from backend.runtime.builder import Capabilities, fold, lower_graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.delegate import Delegate
+from backend.runtime.dispatch import fold
 from backend.runtime.errors import DeviceError
 from tests.passes.make import Maker
 from zoo.eager import interpret

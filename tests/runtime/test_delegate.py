@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from backend.blob import to_blob
 from backend.expr import Expr
-from backend.graph import BlobError, Graph, Node, Ref, ShapeError, TensorSpec, to_blob
+from backend.graph import BlobError, Graph, Node, Ref, ShapeError, TensorSpec
 from backend.runtime import plan as plans
 from backend.runtime.delegate import Delegate
 from backend.runtime.device import get_device

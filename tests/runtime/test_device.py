@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from wgpu.backends.wgpu_native._ffi import ffi
 
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.blob import to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.runtime import c_types
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.delegate import Delegate
 from backend.runtime.device import WRITE, Device, choose_adapter, get_device
 from backend.runtime.errors import DeviceError

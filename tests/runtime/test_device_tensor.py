@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backend.graph import Graph, Node, Ref, ShapeError, TensorSpec, to_blob
+from backend.blob import to_blob
+from backend.graph import Graph, Node, Ref, ShapeError, TensorSpec
 from backend.runtime import hostdata, load, replay
 from backend.runtime import plan as plans
 from backend.runtime.delegate import Delegate

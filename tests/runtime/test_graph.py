@@ -10,20 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from backend.blob import _HEADER, MAGIC, VERSION, from_blob, to_blob
 from backend.expr import Expr, ExprError, evaluate, parse
-from backend.graph import (
-    _HEADER,
-    MAGIC,
-    VERSION,
-    BlobError,
-    Graph,
-    Node,
-    Ref,
-    ShapeError,
-    TensorSpec,
-    from_blob,
-    to_blob,
-)
+from backend.graph import BlobError, Graph, Node, Ref, ShapeError, TensorSpec
 
 S, T = Expr("s0"), Expr("s1")
 

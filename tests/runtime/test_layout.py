@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.graph import to_blob
-from backend.runtime.builder import Dispatch
+from backend.blob import to_blob
 from backend.runtime.delegate import Delegate
 from backend.runtime.device import READ, WRITE, get_device
+from backend.runtime.dispatch import Dispatch
 from backend.runtime.memory import Layout, assign_memory
 from backend.runtime.state import StateStore, size_class
 from backend.runtime.tensor import Buffer

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import wgpu
 
+from backend.blob import to_blob
 from backend.expr import Expr
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.runtime.delegate import Delegate
 
 WIDTH = 256

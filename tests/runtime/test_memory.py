@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
+from backend.blob import to_blob
+from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.runtime.delegate import Delegate
 from backend.runtime.hostdata import release_pages
 

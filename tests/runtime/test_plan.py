@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from backend.blob import to_blob
 from backend.expr import Expr
-from backend.graph import Graph, Node, Ref, TensorSpec, to_blob
-from backend.runtime.builder import Capabilities, lower_graph
+from backend.graph import Graph, Node, Ref, TensorSpec
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.delegate import Delegate
 from tests.passes.make import Maker
 

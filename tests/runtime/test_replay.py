@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import wgpu
 
-from backend.graph import to_blob
+from backend.blob import to_blob
 from backend.native import build as native_build
 from backend.runtime import replay
 from backend.runtime.delegate import Delegate

@@ -1,4 +1,4 @@
-"""pytest tests/runtime/test_torch_free.py: the runtime where torch and ExecuTorch cannot be imported."""
+"""pytest tests/runtime/test_torch_free.py: the runtime where torch, ExecuTorch, recipes and zoo cannot be imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
 import importlib, pkgutil, sys
-for name in ("torch", "executorch", "torchao", "transformers"):
+for name in ("torch", "executorch", "torchao", "transformers", "recipes", "zoo"):
     sys.modules[name] = None  # importing it fails
 import numpy as np
 import backend.graph, backend.ops, backend.passes, backend.runtime, shaders

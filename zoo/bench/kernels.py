@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backend.graph import to_blob
+from backend.blob import to_blob
 from backend.runtime.delegate import Delegate
 from backend.runtime.device import Device, get_device
 from recipes.recipe import UserError, deferred
