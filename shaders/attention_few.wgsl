@@ -72,6 +72,8 @@ var<workgroup> is_seen: u32;
 {% endif %}
 {% endfor %}
 {% if SPLIT > 1 and not ONE %}
+  if (lid == 0u) { atomicStore(&seen, 0u); }
+  workgroupBarrier();
   if ({% for j in range(EACH) %}ok{{ j }}{{ " || " if not loop.last }}{% endfor %}) { atomicOr(&seen, 1u); }
   workgroupBarrier();
   if (lid == 0u) { is_seen = atomicLoad(&seen); }

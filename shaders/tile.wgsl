@@ -69,9 +69,9 @@
   }
   workgroupBarrier();
 {% endmacro %}
-{#   walk(WORKERS, width, STEPS): opens the walk of the invocations along p.depth, `width` elements each a step, which is a
-     block for each j of range(1), a loop; or of range(STEPS), written out, where that is known, so that no read waits for
-     another. Its place is `k`. #}
+{#   walk(WORKERS, width, STEPS, j): opens a block of the walk of the invocations along p.depth, `width` elements each a
+     step, at `k`: the whole walk as a loop where STEPS is 0, else step j of STEPS, to be written out so that no read waits
+     for another. #}
 {% macro walk(WORKERS, width, STEPS, j) %}
 {% if STEPS %}
   {

@@ -154,6 +154,7 @@ def _compile(library: Library, flags: list[str], target: Path) -> Path:
                 f"building {library.name} with {command[0]} failed (exit code {result.returncode}):\n"
                 f"{result.stderr.strip()[-2000:]}"
             )
+        part.chmod(0o755)  # who may use the installation may load it, whatever the umask of who built it
     # Only beside this source: the cache folder may hold the libraries of other installations.
     for stale in _SOURCE_FOLDER.glob(f"{library.stem}-*.so"):
         if stale != target:

@@ -1,14 +1,14 @@
 """scaled_dot_product_attention, whole: no buffer of scores, no repeated keys, no copies of permuted operands.
 
 Many queries go through `attention_wide` on a GPU and `attention` elsewhere (tiles with running softmax), up to 8
-through `attention_few`, which is parallel over keys and skips those that a bool mask or causality hides;
+through `attention_few`, which is parallel over keys and drops those that a bool mask or causality hides;
 `attention_merge` puts together what was found in spans of the keys. Heads of very many elements with few keys
 (attention between channels) are two products and a softmax between them: their scores are few, and a product can split
 its depth. On processors, that is so for whatever has no mask (`backend.ops.attention_products`).
 
 A query that sees no key gives 0, as in torch; in `zoo.sdpa`, which stands for a softmax that a model spells out
-(`backend.passes.attention`), it gives NaN, as that does. With few queries, what a hidden key holds is never read; with
-many, that holds for a tile of keys (at most 64, counted from 0) that is hidden from a tile of queries, and a NaN
+(`backend.passes.attention`), it gives NaN, as that does. With few queries, what a hidden key holds does not matter;
+with many, that holds for a tile of keys (at most 64, counted from 0) that is hidden from a tile of queries, and a NaN
 elsewhere comes back as 0 × NaN, as in torch.
 """
 

@@ -50,9 +50,11 @@ def save(adapter: Any, costs: Costs) -> Path:
     numbers = {name: getattr(costs, name) for name in ("processors", "edge", *_NUMBERS)}
     content = {"format": _FORMAT, "adapter": identity(adapter), "kernel": _kernel(), **numbers, "rates": rates}
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as part:
-        part.write_text(json.dumps(content, indent=1) + "\n")
-    _load.cache_clear()
+    try:
+        with replacing(target) as part:
+            part.write_text(json.dumps(content, indent=1) + "\n")
+    finally:
+        _load.cache_clear()
     return target
 
 

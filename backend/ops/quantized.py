@@ -32,8 +32,8 @@ from backend.runtime.value import Value
 
 WORKGROUP = 256
 GEMV_ROWS = 8  # gemv_codes.wgsl holds so many
-# Of few bytes each, workgroups spend most of their time beginning and ending: where they are more than a GPU holds at
-# once, each takes QUADS times as many columns.
+# Of few bytes each, workgroups spend most of their time beginning and ending: where a GPU has very many of them, each
+# takes QUADS times as many columns (and on a processor, where it does no harm).
 MANY_GROUPS, QUADS = 4096, 4
 
 

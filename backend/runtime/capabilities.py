@@ -12,7 +12,7 @@ from backend.runtime.errors import DeviceError
 _LLVMPIPE_ITERATIONS = 60000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """The defaults are what WebGPU promises of every device."""
 

@@ -69,6 +69,11 @@ def choose_adapter(wanted: str | None = None) -> Any:
     raise DeviceError(f"ZOO_ADAPTER={wanted!r} matches no adapter (there are {listed})")
 
 
+def is_processor(adapter: Any) -> bool:
+    """Whether the adapter is a processor that stands in for a GPU."""
+    return str(adapter.info["adapter_type"]) == "CPU"
+
+
 class Device:
     """A wgpu device with its caches. Thread-safe for `lock` holders only: a plan's replay takes the lock."""
 
@@ -76,7 +81,7 @@ class Device:
         self.adapter = adapter or choose_adapter()
         self.lock = threading.RLock()
         self.lost: str | None = None
-        self.is_cpu = self.adapter.info["adapter_type"] == "CPU"
+        self.is_cpu = is_processor(self.adapter)
         features = [name for name in WANTED_FEATURES if name in self.adapter.features]
         try:
             self.handle = self.adapter.request_device_sync(

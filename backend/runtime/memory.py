@@ -92,7 +92,7 @@ def assign_memory(
     life = _lifetimes(dispatches, inputs, kept, elsewhere)
     bound = _most_alive([(start, end, nbytes) for start, end, nbytes in life.values()])
     values = _values(life, dispatches, alignment)
-    best = _search(values, most, bound)
+    best = _search(values, most, _most_alive(list(zip(values.starts, values.ends, values.sizes, strict=True))))
     return Layout(dict(zip(values.keys, best.places, strict=True)), best.arenas, bound)
 
 

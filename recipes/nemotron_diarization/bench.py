@@ -128,9 +128,9 @@ class _Cuda:
 
 def _is_gpu() -> bool:
     """Whether WebGPU's adapter is a GPU; without an adapter there is none."""
-    from backend.runtime.device import DeviceError, choose_adapter
+    from backend.runtime.device import DeviceError, choose_adapter, is_processor
 
     try:
-        return str(choose_adapter().info["adapter_type"]) != "CPU"
+        return not is_processor(choose_adapter())
     except DeviceError:
         return False

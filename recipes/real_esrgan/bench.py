@@ -85,13 +85,13 @@ def _sizes(checkpoint: Checkpoint, is_gpu: bool) -> tuple[tuple[int, int], ...]:
 
 def _adapter() -> tuple[str, bool]:
     """The name of the adapter that WebGPU runs on, and whether it is a GPU."""
-    from backend.runtime.device import DeviceError, choose_adapter
+    from backend.runtime.device import DeviceError, choose_adapter, is_processor
 
     try:
-        info = choose_adapter().info
+        adapter = choose_adapter()
     except DeviceError:
         return "", False
-    return str(info["device"]), info["adapter_type"] != "CPU"
+    return str(adapter.info["device"]), not is_processor(adapter)
 
 
 def _exported(request: ExportRequest) -> Way:

@@ -347,8 +347,16 @@ def test_outputs_of_a_state_that_was_lost(monkeypatch: pytest.MonkeyPatch) -> No
     graphs.close()
 
 
-def test_a_kernel_and_its_peers(fakes: None) -> None:
+def test_a_kernel_and_its_peers(fakes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def delegate(*given: Any, **options: Any) -> Delegate:
+        made.append(options)
+        return Delegate(*given, **options)
+
+    monkeypatch.setattr(kernels, "Delegate", delegate)
     report = kernels.bench_kernels(runs=2, only="gemv 1x1024")
+    assert made == [{"keep_inputs": True}]  # dispatches are repeated without an upload
     (row,) = report["results"]
     assert list(row["peers_ms"]) == ["eager", "right", "wrong"] and min(row["peers_ms"].values()) > 0
     assert row["wall_ms"] > 0 and row["gb_s"] > 0 and row["tflop_s"] > 0 and row["templates"]

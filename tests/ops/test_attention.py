@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import assert_close, check_op, refusal_of, run_op
+from harness import assert_close, build, check_op, refusal_of, run_op
 from test_matmul import check_chain
 
 from backend.blob import to_blob
@@ -316,6 +316,45 @@ def test_few_queries_as_on_gpus_and_on_processors(few, span, monkeypatch):
     test_nan_and_infinities(3, 600)
     test_permuted_operands_are_not_copied(6, 600)
     test_dynamic_lengths()
+
+
+def test_a_span_of_hidden_keys_ends_early(monkeypatch):
+    """Its sums stay what they were in memory, here NaN, and do not count."""
+    monkeypatch.setattr(attention, "SPANS", (64, 64))
+    monkeypatch.setattr(attention, "choose_few", lambda b: attention.ON_GPU)
+    q, k, v = qkv(1, 640, 64, lead=(1, 2))
+    mask = torch.zeros(1, 640, dtype=torch.bool)
+    mask[:, 70:90] = True
+    graph, feeds, data, _ = build(SDPA, (q, k, v), {"attn_mask": mask})
+    delegate = Delegate(to_blob(graph), data.__getitem__)
+    plan = delegate.plan([feed.shape for feed in feeds])
+    few = next(step for step in plan.steps if step.template == "attention_few")
+    assert few.groups == (20, 1, 1)
+    buffers = {id(buffer): buffer for buffer, _ in plan._places.values()}.values()
+    poison = np.float32(np.nan).view(np.uint32)
+    for buffer in buffers:
+        plan.device.write(buffer, np.full(buffer.size // 4, poison).view(np.uint8))
+    (out,) = delegate.execute(feeds)
+    left = sum(int((np.frombuffer(plan.device.read(b, b.size), np.uint32) == poison).sum()) for b in buffers)
+    delegate.close()
+    golden = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask)
+    assert_close(out, golden.numpy(), **CLOSE)
+    assert left >= 2 * 9 * 64  # of two heads, the sums of nine spans of ten
+
+
+@pytest.mark.parametrize("few", [attention.ON_GPU, attention.ON_PROCESSOR], ids=lambda few: f"slices{few.SLICES}")
+def test_more_spans_of_many_queries_than_are_written_out(few, monkeypatch):
+    """A device that ends long loops gets them in as many spans as it takes."""
+    force(TINY, monkeypatch)
+    monkeypatch.setattr(attention, "MOST_SPANS", 2)
+    monkeypatch.setattr(attention, "choose_few", lambda b: few)
+    queries, keys = 20, 700
+    monkeypatch.setattr(
+        "backend.runtime.delegate.capabilities",
+        lambda device: replace(capabilities(device), most_iterations=3 * TINY.iterations(8)),
+    )
+    test_masks(queries, keys)
+    test_causal_is_aligned_at_the_top_left(queries, keys)
 
 
 # --- the tiles of GPUs, on any device ---------------------------------------------------------------------------------

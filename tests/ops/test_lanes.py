@@ -19,7 +19,7 @@ from tests.ops.test_quantized import Weight, linear_graph
 SUMS = {"atol": 1e-4, "rtol": 1e-4}
 HALF = {"atol": 2e-3, "rtol": 2e-3}
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # means of v, of size 1, by weights that are right to 1e-6
-WITH = Capabilities(frozenset({"subgroup"}), on_processor=True)
+WITH = Capabilities(features=frozenset({"subgroup"}), on_processor=True)
 
 
 @pytest.fixture(params=["lanes", "without"])
@@ -44,7 +44,9 @@ def test_which_kernel() -> None:
     assert templates("aten.mm.default", wide.T, narrow) == ["gemm_lanes"]  # turned: few columns
     assert templates("aten.mm.default", narrow.T, narrow) == ["gemv"]
     assert templates("aten.mm.default", torch.randn(40, 20), wide, can=Capabilities(on_processor=True)) == ["gemm"]
-    assert "gemm_lanes" not in templates("aten.mm.default", torch.randn(40, 20), wide, can=Capabilities(WITH.features))
+    assert "gemm_lanes" not in templates(
+        "aten.mm.default", torch.randn(40, 20), wide, can=Capabilities(features=WITH.features)
+    )
     assert templates("aten.mm.default", wide.T.int(), torch.ones(20, 30).int()) == ["gemm"]
 
 

@@ -6,6 +6,7 @@ Golden: float64 products of the same dequantized weights. Tolerance 1e-5 of the 
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from backend import quantization
 from backend.blob import to_blob
 from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry, tiles
+from backend.runtime.builder import lower_graph
+from backend.runtime.capabilities import Capabilities
 from backend.runtime.delegate import Delegate
 from tests.ops.harness import run_graph
 
@@ -159,6 +162,38 @@ def test_many_columns_are_several_quads_a_workgroup(bits, monkeypatch):
     for cols in (1, 4, 15, 16, 17, 37, 64, 300):
         for depth, symmetric in ((32, True), (100, False), (1024, False)):
             check_linear(Weight(cols, depth, bits, depth, symmetric=symmetric), 1, bias=cols % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    "rows, cols, depth, normed, groups, workers",
+    [
+        (1, 151936, 1024, False, 9496, 64),  # an output head
+        (2, 151936, 1024, False, 37984, 64),
+        (1, 6144, 1024, True, 1536, 64),
+        (1, 6144, 1024, False, 1536, 64),
+        (1, 1024, 2048, True, 256, 128),
+        (1, 1024, 2048, False, 256, 128),
+    ],
+)
+def test_what_a_gpu_takes_for_few_rows(rows, cols, depth, normed, groups, workers):
+    """By lowering alone, so that the sizes are those of real models."""
+    graph = Graph()
+    x = graph.add_value(TensorSpec("float32", (rows, depth)))
+    graph.inputs = [x]
+    args: dict[str, Any]
+    if normed:
+        args = {"input": Ref(x), "normalized_shape": [depth], "weight": None, "eps": 1e-6}
+        x = graph.add_value(TensorSpec("float32", (rows, depth)))
+        graph.nodes.append(Node("aten.rms_norm.default", args, (x,)))
+    weight = graph.add_value(TensorSpec("int32", (cols, depth // 8), "w"))
+    scale = graph.add_value(TensorSpec("float32", (cols, depth // 32), "s"))
+    out = graph.add_value(TensorSpec("float32", (rows, cols)))
+    args = {"input": Ref(x), "weight": Ref(weight), "scale": Ref(scale), "zero_point": None, "bits": 4, "group": 32}
+    graph.nodes.append(Node("zoo.quantized_linear", args, (out,)))
+    graph.outputs = [out]
+    (*_, last) = lower_graph(graph, {}, Capabilities()).dispatches
+    assert last.template == "gemv_codes" and f"@workgroup_size({workers})" in last.code
+    assert math.prod(last.groups) == groups
 
 
 @pytest.mark.parametrize("bits", (4, 8))

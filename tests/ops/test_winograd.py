@@ -20,7 +20,7 @@ from backend.runtime.builder import Builder, lower_graph
 from backend.runtime.capabilities import Capabilities
 from backend.runtime.plan import _static_dispatches
 
-GPU = Capabilities(frozenset(), 8, 49152, 1024, "DiscreteGPU")
+GPU = Capabilities(max_workgroup_bytes=49152, max_invocations=1024)
 # `LARGE` needs more memory than the driver of a processor may have: here it is half as deep.
 TILES = [replace(winograd.LARGE, KT=4), winograd.SMALL, winograd.SHALLOW]
 

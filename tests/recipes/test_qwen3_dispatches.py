@@ -19,7 +19,7 @@ from recipes.qwen3 import RECIPE, standin
 from zoo.export import export, make_request
 
 GPU = Capabilities(
-    frozenset({"shader-f16"}),
+    features=frozenset({"shader-f16"}),
     max_storage_buffers=10,
     max_workgroup_bytes=32768,
     max_invocations=1024,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.blob import to_blob
+from backend.runtime import memory
 from backend.runtime.delegate import Delegate
 from backend.runtime.device import READ, WRITE, get_device
 from backend.runtime.dispatch import Dispatch
@@ -204,6 +205,17 @@ def test_what_the_rule_of_usage_scopes_costs() -> None:
     program = Program(steps, [], [])
     assert lower_bound(program) == 4 * 13
     assert program.layout().nbytes == 4 * (12 + 4)
+
+
+def test_small_values_are_not_searched_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What alignment adds to a few bytes cannot be saved: no order is tried for it."""
+    buffers = [Buffer("temp", 12, "") for _ in range(20)]
+    chain = [dispatch((a, READ), (b, WRITE)) for a, b in itertools.pairwise(buffers)]
+    tried = []
+    place = memory._place
+    monkeypatch.setattr(memory, "_place", lambda *given: tried.append(0) or place(*given))
+    layout = assign_memory(chain, [], [buffers[-1]], (), alignment=256, most=2**20)
+    assert layout.nbytes == 2 * 256 and layout.bound == 24 and len(tried) == 1
 
 
 def test_what_is_computed_once_from_constants_takes_no_shared_memory() -> None:

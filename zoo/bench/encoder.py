@@ -30,10 +30,10 @@ _TOLERANCES = {
 
 
 def _is_gpu() -> bool:
-    from backend.runtime.device import DeviceError, choose_adapter
+    from backend.runtime.device import DeviceError, choose_adapter, is_processor
 
     try:
-        return str(choose_adapter().info["adapter_type"]) != "CPU"
+        return not is_processor(choose_adapter())
     except DeviceError:
         return False
 
