@@ -207,6 +207,7 @@ class Builder:
         for node in self.graph.nodes:
             self.node = node
             self._lower(node, registry.get(node.op).lower)
+        self.node = Node("", {}, ())  # what comes now is no operator's
         self._mutate()
         outputs = []
         for index in self.graph.outputs:

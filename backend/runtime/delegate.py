@@ -54,6 +54,7 @@ class Delegate:
         self._keep_inputs = keep_inputs
         self._states = states if states is not None else StateStore()
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._latest: Plan | None = None
         self._resources: DelegateResources | None = None
         for spec in self.graph.values:
             if spec.constant is not None:
@@ -110,6 +111,7 @@ class Delegate:
         with device.lock:
             if self._resources is None or self._resources.device is not device:
                 self._plans.clear()
+                self._latest = None
                 if "shader-f16" not in device.features and any(s.dtype == "float16" for s in self.graph.values):
                     raise DeviceError(f"{device.name} has no shader-f16: export with --dtype fp32 for it")
                 self._resources = DelegateResources(device, self.graph, self._constant_bytes, self._states)
@@ -123,6 +125,11 @@ class Delegate:
                 self._plans[key] = plan
                 if len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)
+            if plan is not self._latest:
+                for other in self._plans.values():
+                    if other is not plan:
+                        other.let_go()
+                self._latest = plan
             self._plans.move_to_end(key)
             return plan
 
@@ -137,6 +144,7 @@ class Delegate:
     def close(self) -> None:
         """Frees plans and weights. States belong to the program's `StateStore`."""
         self._plans.clear()
+        self._latest = None
         self._resources = None
 
     def _constant_bytes(self, spec: TensorSpec) -> list[memoryview]:

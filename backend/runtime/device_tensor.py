@@ -91,15 +91,17 @@ class DeviceTensor:
         to the host now. Raises `DeviceError` when the GPU was lost meanwhile, `ValueError` after `close`.
         """
         buffer = self.buffer
-        if self._array is None:
-            if self._readback is None:
+        array = self._array
+        if array is None:
+            readback = self._readback  # `close` in another thread takes it away
+            if readback is None:
                 from backend.runtime.plan import read_later
 
-                self._readback = read_later(self.device, buffer, str(self.dtype), self.shape)
-            array = self._readback()
+                readback = self._readback = read_later(self.device, buffer, str(self.dtype), self.shape)
+            array = readback()
             array.flags.writeable = False
             self._array = array
-        return self._array
+        return array
 
     def close(self) -> None:
         """Gives the memory back now rather than with the last reference. Safe to call again.

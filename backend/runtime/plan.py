@@ -29,6 +29,7 @@ _AT_ONCE_BYTES = 32 << 20  # of new buffers, before work on constants is run and
 # Dispatches of a submit: the GPU works on few while the host records more. A submit costs as much as ten dispatches.
 FIRST_SUBMIT, MOST_SUBMIT = 8, 64
 _STAGING_USAGE = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+_LARGE_SPARE = 1 << 20  # bytes; making a smaller one again costs more than holding it
 _MOST_SPARE = 4  # buffers that a plan keeps for the next calls, of each kind
 
 
@@ -93,6 +94,13 @@ class Plan:
         self.steps = self._table.steps
         self._readouts: dict[tuple[int, ...], _Readout] = {}
         self._kept: list[deque[Any]] = [deque(maxlen=_MOST_SPARE) for _ in self.outputs]
+
+    def let_go(self) -> None:
+        """Drops large buffers that are left over for the next calls, for another plan is in use now."""
+        for spare in (*self._kept, *(readout.spare for readout in self._readouts.values())):
+            small = [buffer for buffer in spare if buffer.size < _LARGE_SPARE]
+            spare.clear()
+            spare.extend(small)
 
     # -- building
 

@@ -53,5 +53,6 @@ def limits_of(architecture: Architecture, backend: str, dtype: str) -> Limits:
     if backend != "webgpu":
         side = min(side, 64 * math.isqrt(2**28 // (4 * architecture.pixel_floats) // 64**2))
     width = 2 if dtype == "fp16" else 4
-    pixel_bytes = width * architecture.pixel_floats
+    result = 4 * 3 * architecture.scale**2  # in whole words in any precision
+    pixel_bytes = max(width * architecture.pixel_floats, result)
     return Limits(architecture.scale, architecture.multiple, architecture.radius, side, pixel_bytes)

@@ -39,23 +39,27 @@ def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
     def actual(pixels: np.ndarray) -> np.ndarray:
         return program.run("upscale", pixels)[0]
 
-    gives_pixels = "pixels" in getattr(program, "methods", ())
+    def as_pixels(name: str, pixels: np.ndarray, expected: np.ndarray) -> list[Comparison]:
+        """Of the method that gives 8 bits, where the program has it."""
+        if "pixels" not in getattr(program, "methods", ()):
+            return []
+        made, broken = program.run("pixels", pixels)
+        wanted = 255 * np.clip(expected, 0, 1).transpose(0, 2, 3, 1)
+        return [Comparison(name, np.where(broken, np.nan, made), wanted, bounds["pixels"])]
+
     rows = []
     for height, width in SIZES:
         pixels = rng.random((1, 3, multiple * height, multiple * width), dtype=np.float32)
         name = f"upscale[{pixels.shape[2]}×{pixels.shape[3]}]"
         expected = golden(pixels)
         rows.append(Comparison(name, actual(pixels), expected, bounds["upscale"]))
-        if gives_pixels:
-            made, broken = program.run("pixels", pixels)
-            made = np.where(broken, np.nan, made)
-            expected = 255 * np.clip(expected, 0, 1).transpose(0, 2, 3, 1)
-            rows.append(Comparison(name.replace("upscale", "pixels"), made, expected, bounds["pixels"]))
+        rows += as_pixels(name.replace("upscale", "pixels"), pixels, expected)
     height, width = SIDES[checkpoint.architecture.kind]
     picture = crop(multiple * height, multiple * width, rng)
     pixels = as_input(picture)
     enlarged, expected = actual(pixels), golden(pixels)
     rows.append(Comparison("picture", enlarged, expected, bounds["upscale"]))
+    rows += as_pixels("picture.pixels", pixels, expected)
     rows.append(Comparison("picture.rmse", rmse(enlarged, expected), np.zeros(1), bounds["rmse"]))
     if (row := _ncnn(actual, checkpoint, picture)) is not None:
         rows.append(Comparison("picture.ncnn.rmse", row, np.zeros(1), bounds["ncnn"]))

@@ -3,7 +3,7 @@
     file ─ pictures.py ─► colour, alpha ─ tiling.py ─► bands of tiles ─ resample.py ─► at --scale ─ sinks.py ─► file
 
 Colour goes through the network, alpha through Lanczos; both arrive band by band, so what is held is the input, one
-row of tiles, two tiles on their way, and no more.
+row of tiles (two of a picture that is resized or has alpha), two tiles on their way, and no more.
 """
 
 from __future__ import annotations

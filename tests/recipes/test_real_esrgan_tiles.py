@@ -19,7 +19,7 @@ from real_esrgan_support import eager, limits_of
 from rich.console import Console
 
 import zoo.console
-from recipes.real_esrgan import resample, runner, tiling
+from recipes.real_esrgan import build, resample, runner, tiling
 from recipes.real_esrgan.variants import VARIANTS
 from recipes.recipe import UserError
 
@@ -139,6 +139,15 @@ def test_automatic_tile_keeps_to_its_budget() -> None:
             if budget > 2**24:
                 assert layout.rows * layout.columns * limits.pixel_bytes <= min(budget, tiling.MAX_BUDGET)
                 assert 4 * layout.overlap <= layout.rows + 2
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_results_fit_in_the_budget_too(dtype: str) -> None:
+    """Float32, or an int32 for a byte, whatever the network computes in."""
+    for variant in VARIANTS.values():
+        limits = build.limits_of(variant.architecture, "webgpu", dtype)
+        layout = tiling.plan(3000, 4000, tiling.auto_tile(limits, 2**27), limits)
+        assert layout.rows * layout.columns * limits.scale**2 * 3 * 4 <= 2**27
 
 
 @pytest.mark.parametrize("sizes", [(40, 60, 20, 30), (40, 44, 30, 33), (7, 5, 28, 20), (1, 1, 4, 4), (300, 8, 225, 6)])

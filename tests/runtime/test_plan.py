@@ -111,6 +111,31 @@ def test_inputs_that_are_kept_serve_repeated_dispatches(keep: bool) -> None:
     delegate.close()
 
 
+def test_plans_that_are_not_in_use_hold_no_large_buffers() -> None:
+    """As of a folder of pictures, each of another size: results by either way, and small ones that stay."""
+    graph = Graph(symbols={"s0": (1, 4096)})
+    x = graph.add_value(TensorSpec("float32", (Expr("s0"), 1024)))
+    y = graph.add_value(TensorSpec("float32", (Expr("s0"), 1024)))
+    graph.inputs, graph.outputs = [x], [y]
+    graph.nodes = [Node("aten.exp.default", {"self": Ref(x)}, (y,))]
+    delegate = Delegate(to_blob(graph), {}.__getitem__)
+
+    def spares() -> list[int]:
+        return [
+            sum(len(spare) for spare in (*plan._kept, *(readout.spare for readout in plan._readouts.values())))
+            for plan in delegate._plans.values()
+        ]
+
+    for rows in (256, 300, 2, 301, 256):
+        array = np.zeros((rows, 1024), np.float32)
+        delegate.execute([array])
+        (result,) = delegate.start([array], [0])
+        np.testing.assert_array_equal(result.numpy(), 1)
+        result.close()
+    assert spares() == [0, 2, 0, 2]  # of 300, 2, 301 and 256 rows
+    delegate.close()
+
+
 def test_plans_of_several_shapes_share_scratch_memory_without_mixing():
     graph, data, weight = constant_graph()
     delegate = Delegate(to_blob(graph), data.__getitem__)
