@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from recipes.recipe import Bundle, UserError
 
@@ -23,6 +24,14 @@ def write_assets(bundle: Bundle, folder: Path) -> Path:
 def change(path: Path, **values: Any) -> None:
     """Other values in a JSON file."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def check_same_weights(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
+    """Bit for bit. Results may differ in their last bits: BLAS takes other paths for memory aligned otherwise."""
+    states = ours.state_dict(), theirs.state_dict()
+    assert states[0].keys() == states[1].keys()
+    for name, weight in states[0].items():
+        assert torch.equal(weight, states[1][name]), name
 
 
 def check_damage(load: Callable[[str], Any], folder: Path, file: Path, kind: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from phonon_support import Ready, make_processor
-from support import check_damage, write_assets
+from support import check_damage, check_same_weights, write_assets
 
 from recipes.eager import EagerProgram
 from recipes.phonon import checkpoint, standin
@@ -48,12 +48,15 @@ def test_saved_checkpoint_speaks_the_same(saved: Path, ready: Ready, tmp_path: P
     loaded = checkpoint.load(str(saved))
     assert sorted(loaded.voices) == ["ada", "default", "zoe"]
     assert loaded.is_speech and not loaded.notices
-    loaded.voices = standin.tiny().voices
+    tiny = standin.tiny()
+    check_same_weights(loaded.model, tiny.model)
+    check_same_weights(loaded.codec, tiny.codec)
+    loaded.voices = tiny.voices
     bundle = make_bundle(loaded)
     assert bundle.metadata | {"is_speech": False} == ready.bundle.metadata
     speaker = Speaker(EagerProgram(bundle), write_assets(bundle, tmp_path / "assets"))
     ours, theirs = (np.concatenate(list(s.stream("Hello there."))) for s in (speaker, ready.speaker()))
-    np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * abs(theirs).max())  # float32, frame after frame
 
 
 def test_voices_of_a_checkpoint(saved: Path, tmp_path: Path) -> None:
