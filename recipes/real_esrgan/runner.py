@@ -178,10 +178,10 @@ def enlarge(
 
         return wait
 
-    def in_turn(window: np.ndarray) -> Callable[[], np.ndarray]:
+    def late(window: np.ndarray) -> Callable[[], np.ndarray]:
         return lambda: checked(program.run(method, window))
 
-    begin = ahead if getattr(program, "keeps_on_device", False) else in_turn
+    begin = ahead if getattr(program, "keeps_on_device", False) else late
     return tiling.upscale(picture.read, begin, layout, limits, picture.empty, picture.finish, done)
 
 
