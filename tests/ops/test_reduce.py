@@ -15,7 +15,7 @@ from harness import F32, assert_close, check_op, refusal_of, run_graph, run_op
 from backend.blob import to_blob
 from backend.expr import symbol
 from backend.graph import Graph, Node, Ref, ShapeError, TensorSpec
-from backend.ops import registry
+from backend.ops import registry, sort
 from backend.runtime.delegate import Delegate
 
 INF, NAN = math.inf, math.nan
@@ -295,6 +295,62 @@ def test_sort_of_nan_and_infinities():
     check_op("aten.sort.default", torch.zeros(0, 4), 0)
     check_op("aten.sort.default", torch.zeros(4, 0), 1)
     assert "16384" in refusal_of("aten.sort.default", torch.zeros(16385))
+
+
+def _first(x, k, axis, largest):
+    """The golden: a stable sort, which NaN is the greatest for, as for topk."""
+    values, indices = torch.sort(x, dim=axis, descending=largest, stable=True)
+    return values.narrow(axis, 0, k).numpy(), indices.narrow(axis, 0, k).numpy()
+
+
+@pytest.mark.parametrize(
+    "shape,axis,k",
+    [((151936,), 0, 64), ((1, 65537), 1, 1), ((2, 5003), -1, 20), ((5003, 3), 0, 7), ((2, 1031, 3), 1, 2)],
+)
+def test_topk_of_long_rows_by_blocks(shape, axis, k):
+    """Exact, and equal elements in their order: many are equal here, across the bounds of blocks and at the k-th."""
+    assert sort._block(shape[axis], k)
+    x = torch.randint(-50, 50, shape)
+    for given in (x.int(), x.float() / 4, x.half(), torch.randn(shape)):
+        for largest in (False, True):
+            for actual, golden in zip(
+                run_op("aten.topk.default", given, k, axis, largest), _first(given, k, axis, largest), strict=True
+            ):
+                np.testing.assert_array_equal(actual, golden)
+
+
+@pytest.mark.parametrize("where", [[0, 4999, 5000], list(range(4990, 5003)), []])
+def test_topk_by_blocks_of_nan_and_infinities(where):
+    """Special elements at the ends, in the last block, which is a part, and rows of nothing else."""
+    x = torch.randn(5003)
+    for special in (NAN, INF, -INF, -0.0):
+        for given in (x, torch.full_like(x, special), torch.full_like(x, -INF)):
+            given = given.clone()
+            given[where] = special
+            for largest in (False, True):
+                values, indices = run_op("aten.topk.default", given, 20, 0, largest)
+                golden, places = _first(given, 20, 0, largest)
+                np.testing.assert_array_equal(values, golden)
+                np.testing.assert_array_equal(indices, places)
+
+
+def test_topk_of_integer_extremes_by_blocks():
+    x = torch.tensor([2**31 - 1, -(2**31), 0], dtype=torch.int32).repeat(700)
+    for largest in (False, True):
+        for k in (3, 33):
+            for actual, golden in zip(
+                run_op("aten.topk.default", x, k, 0, largest), _first(x, k, 0, largest), strict=True
+            ):
+                np.testing.assert_array_equal(actual, golden)
+
+
+def test_topk_limits():
+    assert "16384" in refusal_of("aten.topk.default", torch.zeros(20000), 15000)
+    assert refusal_of("aten.topk.default", torch.zeros(10**6), 64) is None
+    for n in (1025, 5003, 151936, 10**6):
+        for k in (1, 2, 20, 64, 500, n - 1):
+            block = sort._block(n, k)
+            assert not block or (k <= -(-n // block) and sort._ranked(n, k) < n)
 
 
 # --- in a graph -------------------------------------------------------------------------------------------------------
