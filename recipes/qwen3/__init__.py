@@ -1,9 +1,9 @@
 """Qwen3: chat with Alibaba's language models of 0.6, 1.7 and 4 billion weights (`Qwen3ForCausalLM` in transformers).
 
-    conversation ─ text.py ─► tokens ─ runner.py ─► step(tokens, position) → logits ─ sampling.py ─► token ─► text
-
-checkpoint.py, standin.py   weights          modules.py   the exported method
-build.py                    the bundle       check.py     against float64 eager       bench.py  tokens per second
+    conversation ─ text.py ─► tokens ─ runner.py ─► step(tokens, position) → logits ─┬─ sampling.py ─► token ─► text
+                                                                                     └─ likeliest, draw (on the GPU)
+checkpoint.py, standin.py   weights          modules.py, choose.py   the exported methods
+build.py                    the bundle       check.py                against float64 eager       bench.py  tokens/s
 This file is the declaration and is read without torch.
 """
 
@@ -56,23 +56,22 @@ OPTIONS = {
 
 def tolerances(backend: str, dtype: str, mode: str, kv_dtype: str | None = None) -> dict[str, Tolerance]:
     """The bounds of a request; `kv_dtype` defaults to `dtype`. Weights have the same values on both sides."""
+    choice = {"choice": Tolerance(0, 0, "the numbers drawn lie in the middle between the bounds of tokens")}
     exact = dtype == "fp32" and mode == FULL_PRECISION and kv_dtype in (None, "fp32")
     if exact:
-        return {
-            "logits": Tolerance(1e-3, 0, "float32 in another order of sums than eager's float64"),
-            "tokens": Tolerance(0, 0, "within 1e-3 of float64 no likeliest token changes"),
-        }
-    if "da" in mode:
-        return {
-            "logits": Tolerance(
-                0, 0.15, "activations between two of 256 codes are rounded apart, and so on: 6% over 28 layers"
-            )
-        }
-    if dtype == "fp16":
-        return {"logits": Tolerance(0, 2e-2, "linears and caches keep 11 bits (5e-4), through all layers")}
-    if kv_dtype == "fp16":
-        return {"logits": Tolerance(0, 1e-2, "queries, keys and values keep 11 bits (5e-4), through all layers")}
-    return {"logits": Tolerance(1e-3, 0, "weights are the same on both sides: as in full precision")}
+        choice["tokens"] = Tolerance(0, 0, "within 1e-3 of float64 no likeliest token changes")
+        logits = Tolerance(1e-3, 0, "float32 in another order of sums than eager's float64")
+    elif "da" in mode:
+        logits = Tolerance(
+            0, 0.15, "activations between two of 256 codes are rounded apart, and so on: 6% over 28 layers"
+        )
+    elif dtype == "fp16":
+        logits = Tolerance(0, 2e-2, "linears and caches keep 11 bits (5e-4), through all layers")
+    elif kv_dtype == "fp16":
+        logits = Tolerance(0, 1e-2, "queries, keys and values keep 11 bits (5e-4), through all layers")
+    else:
+        logits = Tolerance(1e-3, 0, "weights are the same on both sides: as in full precision")
+    return {"logits": logits, **choice}
 
 
 def run(
@@ -166,7 +165,7 @@ RECIPE = Recipe(
     name="qwen3",
     summary="chat: language models of 0.6, 1.7 and 4 billion weights",
     checkpoint=HUB_ID,
-    methods=("step",),
+    methods=("step", "likeliest", "draw"),
     dtypes=("fp32", "fp16"),
     quantization=QUANTIZATION,
     embeddings=EMBEDDINGS,

@@ -1,4 +1,4 @@
-"""`build`: a checkpoint to the exported method, its metadata and the assets of the torch-free runner."""
+"""`build`: a checkpoint to the exported methods, its metadata and the assets of the torch-free runner."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.export import Dim
 
 from recipes.qwen3 import checkpoint as checkpoints
 from recipes.qwen3.checkpoint import Checkpoint
+from recipes.qwen3.choose import DrawMethod, LikeliestMethod
 from recipes.qwen3.modules import StepMethod
 from recipes.recipe import Bundle, ExportRequest, Method, UserError
 
@@ -19,7 +20,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
 def build(request: ExportRequest) -> Bundle:
-    """The method `step` of the checkpoint that `request` names, in its precision."""
+    """The methods of the checkpoint that `request` names, in its precision."""
     return make_bundle(checkpoints.load(request.weights), request)
 
 
@@ -38,8 +39,15 @@ def make_bundle(checkpoint: Checkpoint, request: ExportRequest) -> Bundle:
         checkpoint.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "chat_template.jinja").write_text(checkpoint.chat_template, encoding="utf-8")
 
+    logits, draw = torch.zeros(1, metadata["vocab_size"]), DrawMethod(metadata["vocab_size"])
+    metadata["candidates"] = draw.candidates
+    settings = torch.tensor([1.0, 0.0, 0.0, 0.5])
     return Bundle(
-        methods={"step": Method(step, (ids, torch.zeros(1, dtype=torch.int64)), ({1: positions}, None))},
+        methods={
+            "step": Method(step, (ids, torch.zeros(1, dtype=torch.int64)), ({1: positions}, None)),
+            "likeliest": Method(LikeliestMethod(), (logits,)),
+            "draw": Method(draw, (logits, torch.ones(1, dtype=torch.int64), settings)),
+        },
         metadata=metadata,
         write_assets=write_assets,
         notices=checkpoint.notices,

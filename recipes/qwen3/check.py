@@ -13,11 +13,20 @@ import numpy as np
 
 from recipes.eager import EagerProgram, in_float64
 from recipes.qwen3.build import build
+from recipes.qwen3.choose import NOT_FINITE
+from recipes.qwen3.sampling import Sampler, Sampling, distribution
 from recipes.recipe import Bundle, Comparison, ExportRequest, Runnable, Tolerance
 
 SEED = 7
 PROMPT, STEPS = 512, 128  # of a context that is large enough
 LENGTHS = (1, 2, 9, 33)  # prompts read at once, besides the longest of one call
+SAMPLINGS = (
+    Sampling(0.6, top_k=20, top_p=0.95),  # Qwen3's own
+    Sampling(1.0, top_k=64),
+    Sampling(1.5, top_k=40, top_p=0.8, min_p=0.02),
+    Sampling(1e-40, top_k=5),
+)
+DRAWS = 5  # of each, with other logits
 
 
 def golden_bundle(request: ExportRequest) -> Bundle:
@@ -32,7 +41,7 @@ def golden_bundle(request: ExportRequest) -> Bundle:
 
 
 def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
-    """Rows of the greedy text, of other lengths, of one token at a time, and of the end of the context."""
+    """Rows of the greedy text, other lengths, one token at a time, the end of the context, and of chosen tokens."""
     from recipes.qwen3 import tolerances
 
     bounds = tolerances(request.backend, request.dtype, request.qlinear, request.option("kv-dtype", request.dtype))
@@ -43,6 +52,7 @@ def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
     rows = [_end_row(program, golden, bundle.metadata, bounds, rng)]
     rows += _greedy_rows(program, golden, bundle.metadata, bounds, rng)
     rows += _length_rows(program, golden, bundle.metadata, bounds, rng)
+    rows += _choice_rows(program, bundle.metadata, bounds["choice"], rng)
     return rows
 
 
@@ -105,3 +115,35 @@ def _end_row(
         for side in (program, golden)
     ]
     return Comparison("end.logits", sides[0], sides[1], bounds["logits"])
+
+
+def _choice_rows(
+    program: Runnable, meta: dict[str, Any], bound: Tolerance, rng: np.random.Generator
+) -> list[Comparison]:
+    """Tokens that the program chooses from logits, against the rules in float64; and what it says of a NaN."""
+    likeliest: list[tuple[int, int]] = []
+    drawn: list[tuple[int, int]] = []
+
+    def chosen(method: str, *inputs: np.ndarray) -> int:
+        (token,) = program.run(method, *inputs)
+        return int(token[0, 0])
+
+    for _ in range(DRAWS):
+        logits = rng.normal(0, 3, (1, meta["vocab_size"])).astype(np.float32)
+        likeliest.append((chosen("likeliest", logits), int(logits.argmax())))
+        for sampling in SAMPLINGS:
+            if sampling.top_k > meta["candidates"]:
+                continue
+            tokens, chances = distribution(logits[0].astype(np.float64), sampling)
+            # The middle of a token's part of [0, 1): no rounding reaches its bounds.
+            place = rng.choice(np.flatnonzero(chances > 1e-3))
+            top_k, settings = Sampler(sampling).inputs()
+            settings[3] = chances[:place].sum() + chances[place] / 2
+            drawn.append((chosen("draw", logits, top_k, settings), int(tokens[place])))
+    logits[0, -1] = np.nan
+    likeliest.append((chosen("likeliest", logits), NOT_FINITE))
+    drawn.append((chosen("draw", logits, top_k, settings), NOT_FINITE))
+    return [
+        Comparison(f"{name}.tokens", np.array([a for a, _ in pairs]), np.array([b for _, b in pairs]), bound)
+        for name, pairs in (("likeliest", likeliest), ("draw", drawn))
+    ]

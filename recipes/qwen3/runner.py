@@ -4,22 +4,30 @@ Every turn the whole conversation is laid out by the chat template, as transform
 tokens whose keys and values are in the caches: only what follows their common start is read. A new turn reads itself
 and, where the template lays out the last answer in another way than it was written (without its thoughts), that
 answer once more; never the turns before.
+
+Where results can stay on the GPU (the direct runtime) and the program has the method that chooses as is asked for, the
+logits stay there too: a step takes the token of the one before from the GPU's memory, and is at work while that token
+is on its way to the host. A step that was begun beyond the last token is dropped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from backend.runtime.device_tensor import DeviceTensor
 from recipes.qwen3.sampling import Sampler, Sampling
 from recipes.qwen3.text import Message, TextFrontend
-from recipes.recipe import Runnable, UserError
+from recipes.recipe import Runnable, Starting, UserError
+
+_NOT_FINITE = "the program produced logits that are not finite: nothing more is written"
 
 
 class ContextFull(UserError):
@@ -51,14 +59,21 @@ def _rate(tokens: int, seconds: float) -> str:
     return f"{tokens / seconds:.1f} tokens/s" if tokens and seconds > 0 else "no steps"
 
 
-class Generator:
-    """Tokens from one loaded program. One text at a time: the program's caches are the generator's."""
+class Writer:
+    """Tokens from one loaded program. One text at a time: the program's caches are the writer's.
 
-    def __init__(self, program: Runnable, metadata: dict[str, Any]):
+    `ahead=False` makes one call after the other also where the program keeps results on the GPU.
+    """
+
+    def __init__(self, program: Runnable, metadata: dict[str, Any], ahead: bool = True):
         self.capacity: int = metadata["capacity"]
         self.stop_ids = frozenset(metadata["stop_ids"])
         self._program = program
         self._max_prompt: int = metadata["max_prompt"]
+        self._candidates: int = metadata.get("candidates", 0)  # programs of before cannot choose
+        # A program of the direct runtime itself has `start`; `zoo.program.Program` has it and says if it works.
+        can_stay = getattr(program, "keeps_on_device", hasattr(program, "start"))
+        self.works_ahead: bool = ahead and can_stay and self._candidates > 0
         self.cached: list[int] = []  # tokens whose keys and values are in the caches, by position
 
     def read(self, ids: Sequence[int]) -> tuple[np.ndarray, int]:
@@ -66,6 +81,17 @@ class Generator:
 
         Raises `ContextFull` when it is longer than the caches, `UserError` for logits that are not finite.
         """
+        parts, count = self._unread(ids)
+        for first, part in parts:
+            del self.cached[first:]
+            (logits,) = self._program.run("step", part, np.array([first]))
+            self.cached.extend(int(token) for token in part[0])
+        if not np.isfinite(logits).all():
+            raise UserError(_NOT_FINITE)
+        return logits[0], count
+
+    def _unread(self, ids: Sequence[int]) -> tuple[list[tuple[int, np.ndarray]], int]:
+        """(position, tokens `[1, S]`) of the calls that make `ids` the text so far, and how many tokens they read."""
         if len(ids) > self.capacity:
             raise ContextFull(
                 f"the context is full: the conversation has {len(ids)} tokens, the program was exported for "
@@ -73,39 +99,76 @@ class Generator:
             )
         # The last token is always run: its logits are what is wanted.
         start = min(_common(ids, self.cached), len(ids) - 1)
-        for first in range(start, len(ids), self._max_prompt):
-            part = np.asarray([ids[first : min(first + self._max_prompt, len(ids))]], dtype=np.int64)
-            del self.cached[first:]
-            (logits,) = self._program.run("step", part, np.array([first]))
-            self.cached.extend(int(token) for token in part[0])
-        if not np.isfinite(logits).all():
-            raise UserError("the program produced logits that are not finite: nothing more is written")
-        return logits[0], len(ids) - start
+        firsts = range(start, len(ids), self._max_prompt)
+        parts = [np.array([ids[first : min(first + self._max_prompt, len(ids))]], dtype=np.int64) for first in firsts]
+        return list(zip(firsts, parts, strict=True)), len(ids) - start
 
     def generate(self, ids: Sequence[int], sampling: Sampling, max_tokens: int, turn: Turn) -> Iterator[int]:
-        """Tokens that follow `ids`, a stop token included; `turn` is filled in as they come."""
-        sampler = Sampler(sampling)
-        text = list(ids)
+        """Tokens that follow `ids`, a stop token included; `turn` is filled in as they come.
+
+        Raises as `read` does.
+        """
+        method = sampling.method(self._candidates) if self.works_ahead else None
+        turn.prompt_tokens = len(ids)
+        room = self.capacity + 1 - len(ids)  # the last token needs no place in the caches
+        count = min(max_tokens, room)
         started = time.perf_counter()
+        sampler = Sampler(sampling)
+        if method is None:
+            made = self._made_in_turn(list(ids), sampler, count, turn)
+        else:
+            made = self._made_ahead(list(ids), sampler, method, count, turn)
+        with contextlib.closing(made):
+            for token in made:
+                turn.tokens += 1
+                if turn.tokens == 1:
+                    now = time.perf_counter()
+                    turn.prompt_seconds, started = now - started, now
+                turn.seconds = time.perf_counter() - started
+                ends_here = token in self.stop_ids
+                turn.end = "stop" if ends_here else "context" if turn.tokens == room else "length"
+                yield token
+                if ends_here:
+                    return
+
+    def _made_in_turn(self, text: list[int], sampler: Sampler, count: int, turn: Turn) -> Generator[int]:
         logits, turn.read_tokens = self.read(text)
-        turn.prompt_tokens = len(text)
-        now = time.perf_counter()
-        turn.prompt_seconds, started = now - started, now
-        turn.end = "length"
-        while turn.tokens < max_tokens:
-            token = sampler.choose(logits, text)
-            text.append(token)
-            turn.tokens += 1
-            turn.seconds = time.perf_counter() - started
-            yield token
-            if token in self.stop_ids:
-                turn.end = "stop"
-                return
-            if len(text) > self.capacity:
-                turn.end = "context"
-                return
-            if turn.tokens < max_tokens:
+        for made in range(count):
+            if made:
                 logits, _ = self.read(text)
+            text.append(sampler.choose(logits, text))
+            yield text[-1]
+
+    def _made_ahead(self, text: list[int], sampler: Sampler, method: str, count: int, turn: Turn) -> Generator[int]:
+        """A step further than what was asked for, but for the first token: nothing may delay that one."""
+        program = cast(Starting, self._program)
+
+        def choose(logits: DeviceTensor) -> DeviceTensor:
+            (token,) = program.start(method, logits, *sampler.inputs(), fetch=(0,))
+            return token
+
+        def step(token: DeviceTensor, position: int) -> DeviceTensor:
+            del self.cached[position:]
+            (logits,) = program.start("step", token, np.array([position]), fetch=())
+            return choose(logits)
+
+        parts, turn.read_tokens = self._unread(text)
+        for first, part in parts:
+            del self.cached[first:]
+            (logits,) = program.start("step", part, np.array([first]), fetch=())
+            self.cached.extend(int(token) for token in part[0])
+        token = choose(logits)
+        for made in range(count):
+            following = step(token, len(text)) if 0 < made < count - 1 else None
+            value = int(token.numpy()[0, 0])
+            if value < 0:
+                raise UserError(_NOT_FINITE)
+            if made:
+                self.cached.append(text[-1])  # the step that read it is done
+            text.append(value)
+            yield value
+            if made < count - 1:
+                token = following or step(token, len(text) - 1)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -122,7 +185,7 @@ class Chat:
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read {assets / 'recipe.json'}: {error}; export again") from error
         self.text = TextFrontend(assets, self.metadata)
-        self.generator = Generator(program, self.metadata)
+        self.writer = Writer(program, self.metadata)
         self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
         self.thinking = thinking
         self.turn = Turn()  # of the last answer
@@ -141,10 +204,10 @@ class Chat:
         if max_tokens < 1:
             raise UserError(f"an answer must have at least 1 token, not {max_tokens}")
         ids = self.text.prompt([*self.messages, {"role": "user", "content": content}], self.thinking)
-        if len(ids) > self.generator.capacity:
-            self.generator.read(ids)  # says what is wrong
+        if len(ids) > self.writer.capacity:
+            self.writer.read(ids)  # says what is wrong
         self.turn = Turn()
-        return self._answer(content, self.generator.generate(ids, sampling, max_tokens, self.turn))
+        return self._answer(content, self.writer.generate(ids, sampling, max_tokens, self.turn))
 
     def _answer(self, content: str, tokens: Iterator[int]) -> Iterator[str]:
         stream = self.text.stream()
@@ -172,5 +235,5 @@ def converse(
         except ContextFull as error:
             return str(error)
         if chat.turn.end == "context":
-            return f"the context of {chat.generator.capacity} tokens is full: the conversation ends here"
+            return f"the context of {chat.writer.capacity} tokens is full: the conversation ends here"
     return None

@@ -1,6 +1,7 @@
 """Choosing the next token on the host, in numpy. Each rule is that of transformers' logits processor of its name.
 
-They apply in transformers' order: repetition penalty, temperature, top-k, top-p, min-p; then one draw.
+They apply in transformers' order: repetition penalty, temperature, top-k, top-p, min-p; then one draw. The methods of
+choose.py follow the same rules on the GPU, as far as they can (`Sampling.method`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipes.recipe import UserError
+
+_COLDEST = 1e-30  # temperatures below are this one: float32 still divides by it
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,14 @@ class Sampling:
         if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
             raise UserError(f"the repetition penalty must be above 0, not {self.repetition_penalty}")
 
+    def method(self, candidates: int) -> str | None:
+        """The method of the program that chooses so, of those that look at `candidates` tokens; None: none does."""
+        if self.repetition_penalty != 1:
+            return None
+        if self.temperature == 0:
+            return "likeliest"
+        return "draw" if 0 < self.top_k <= candidates else None
+
 
 def _words(name: str) -> str:
     return {"top_k": "top-k", "min_p": "min-p"}.get(name, f"the {name}")
@@ -58,6 +69,15 @@ class Sampler:
         drawn = np.searchsorted(cumulative, self._rng.random() * cumulative[-1], side="right")
         return int(tokens[min(drawn, len(tokens) - 1)])
 
+    def inputs(self) -> tuple[np.ndarray, ...]:
+        """What the method that chooses so takes after the logits, for the next token."""
+        chosen = self.sampling
+        if chosen.temperature == 0:
+            return ()
+        temperature = max(chosen.temperature, _COLDEST)
+        settings = (temperature, 1 - chosen.top_p, chosen.min_p, self._rng.random())
+        return np.array([chosen.top_k]), np.array(settings, dtype=np.float32)
+
 
 def penalised(logits: np.ndarray, seen: Iterable[int], penalty: float) -> np.ndarray:
     """Logits in float64, those of tokens seen before divided by the penalty (multiplied where negative)."""
@@ -70,18 +90,18 @@ def penalised(logits: np.ndarray, seen: Iterable[int], penalty: float) -> np.nda
 
 
 def distribution(scores: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens that may be drawn, in order of their ids, and their probabilities. scores `[V]` float64, penalised."""
+    """Tokens that may be drawn, the likeliest first, and their probabilities. scores `[V]` float64, penalised."""
     scores = scores / sampling.temperature
     tokens = np.arange(len(scores))
     if 0 < sampling.top_k < len(scores):
         limit = np.partition(scores, -sampling.top_k)[-sampling.top_k]
         tokens = tokens[scores >= limit]
+    tokens = tokens[np.argsort(-scores[tokens], kind="stable")]
     if sampling.top_p < 1:
         # From the least likely up: those whose sum stays within 1 - top_p go, the likeliest never does.
-        order = tokens[np.argsort(scores[tokens], kind="stable")]
-        gone = _softmax(scores[order]).cumsum() <= 1 - sampling.top_p
-        gone[-1] = False
-        tokens = np.sort(order[~gone])
+        gone = _softmax(scores[tokens])[::-1].cumsum()[::-1] <= 1 - sampling.top_p
+        gone[0] = False
+        tokens = tokens[~gone]
     if sampling.min_p > 0:
         probabilities = _softmax(scores[tokens])
         tokens = tokens[probabilities >= sampling.min_p * probabilities.max()]

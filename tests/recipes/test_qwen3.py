@@ -293,7 +293,10 @@ def test_check_sees_faults_of_the_caches(fault: str) -> None:
     program = EagerProgram(build(request))
 
     class Faulty:
-        def run(self, method: str, ids: np.ndarray, position: np.ndarray) -> list[np.ndarray]:
+        def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+            if method != "step":
+                return program.run(method, *arrays)
+            ids, position = arrays
             if fault == "forgets":
                 for name, buffer in program._methods["step"].named_buffers():
                     if name.endswith(("keys", "values")):
@@ -306,6 +309,19 @@ def test_check_sees_faults_of_the_caches(fault: str) -> None:
     assert {"steps.logits", "stepwise[9].logits"} <= failed
 
 
+@pytest.mark.parametrize("fault", ["likeliest", "draw"])
+def test_check_sees_faults_of_the_choice(fault: str) -> None:
+    """The token after the one that is to be chosen."""
+    request = ExportRequest("portable", "tiny")
+    program = EagerProgram(build(request))
+
+    class Faulty:
+        def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+            return [output + (method == fault) for output in program.run(method, *arrays)]
+
+    assert {row.name for row in RECIPE.check(Faulty(), request) if not compare(row).passed} == {f"{fault}.tokens"}
+
+
 def test_workloads_are_the_same_work_on_every_side() -> None:
     """Tokens by the caches' capacity; a step at the end of a context changes nothing before it.
 
@@ -314,16 +330,19 @@ def test_workloads_are_the_same_work_on_every_side() -> None:
     request = ExportRequest("webgpu", "tiny", qlinear="4w")
     fresh = EagerProgram(build(ExportRequest("webgpu", "tiny")))
     found = {work.name: work for work in workloads({"webgpu": fresh}, request)}
-    assert list(found) == ["prompt of 128", "step at 128", "step at 256"]
-    assert [work.amount for work in found.values()] == [128, 1, 1]
-    for work in found.values():
+    texts = ["64 tokens, greedy", "64 tokens, drawn"]
+    assert list(found) == ["prompt of 128", "step at 128", "step at 256", *texts]
+    assert [work.amount for work in found.values()] == [128, 1, 1, 64, 64]
+    for name, work in found.items():
         assert work.unit == "token" and list(work.calls) == ["webgpu", "eager"]
-        ours, theirs = (np.asarray(call()) for call in work.calls.values())
-        assert ours.shape == (1, 576)
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        for _ in range(2 if name in texts else 1):  # a text is read once and written at every call
+            ours, theirs = (np.asarray(call()) for call in work.calls.values())
+            assert ours.shape == ((64,) if name in texts else (1, 576))
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
     layer = 64 * 256 + 128 * 64 + 64 * 192 + 96 * 64
     count = 2 * layer + 576 * 64
     assert found["step at 128"].weight_bytes == count // 2 + count // 32 * 4 and not found["prompt of 128"].weight_bytes
+    assert found[texts[0]].weight_bytes == 64 * found["step at 128"].weight_bytes
 
 
 def test_bench_says_what_copying_the_weights_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +355,8 @@ def test_bench_says_what_copying_the_weights_takes(tmp_path: Path, monkeypatch: 
     row = rows["step at 128", "webgpu"]
     assert row["weight_copy_ms"] == pytest.approx(row["weight_bytes"] / report["copy_gb_s"] / 1e6)
     assert row["units_per_s"] == pytest.approx(1 / row["s_per_unit"]) and report["copy_gb_s"] > 0
-    assert all("weight_bytes" not in row for key, row in rows.items() if key != ("step at 128", "webgpu"))
+    read_once = {("prompt of 4", "webgpu"), *(key for key in rows if key[1] != "webgpu")}
+    assert all(("weight_bytes" not in row) == (key in read_once) for key, row in rows.items())
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process as theirs
 
+from recipes.qwen3.choose import CANDIDATES, NOT_FINITE, DrawMethod, LikeliestMethod
 from recipes.qwen3.sampling import Sampler, Sampling, distribution, penalised
 from recipes.recipe import UserError
 
@@ -52,6 +53,59 @@ def test_distribution_equals_transformers(options: dict[str, Any]) -> None:
         ours = np.zeros(300)
         ours[tokens] = probabilities
         np.testing.assert_allclose(ours, reference(logits, options), atol=1e-12)
+
+
+def drawn_by_method(logits: np.ndarray, sampling: Sampling, random: float) -> int:
+    top_k, settings = Sampler(sampling).inputs()
+    settings[3] = random
+    method = DrawMethod(len(logits))
+    return int(method(torch.from_numpy(logits)[None], torch.from_numpy(top_k), torch.from_numpy(settings)))
+
+
+@pytest.mark.parametrize("options", [{"top_k": 20}, *({**options, "top_k": 50} for options in CASES[:-2])])
+def test_the_exported_draw_follows_the_same_rules(options: dict[str, Any]) -> None:
+    """Every token that may be drawn, in the middle of its part of [0, 1), and the same one where the host draws."""
+    sampling = Sampling(**{"temperature": 1.0, **options})
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        logits = rng.normal(0, 3, 300).astype(np.float32)
+        tokens, chances = distribution(logits.astype(np.float64), sampling)
+        starts = chances.cumsum() - chances
+        for token, start, chance in zip(tokens, starts, chances, strict=True):
+            if chance > 1e-5:  # float32 has room for a middle
+                assert drawn_by_method(logits, sampling, start + chance / 2) == token
+        assert drawn_by_method(logits, sampling, 0) == tokens[0] == logits.argmax()
+        assert drawn_by_method(logits, sampling, 1) == tokens[-1]  # what a random number may be rounded to
+
+
+def test_extremes_of_the_exported_choice() -> None:
+    logits = np.random.default_rng(0).normal(0, 3, 300).astype(np.float32)
+    for temperature in (1e-300, 1e-40, 1e30):
+        assert drawn_by_method(logits, Sampling(temperature, top_k=9), 0) == logits.argmax()
+    assert drawn_by_method(logits, Sampling(1e-40, top_k=9), 0.999) == logits.argmax()
+    assert drawn_by_method(np.float32([3e38, -3e38, 0]), Sampling(0.1, top_k=3), 0.99) == 0
+    equal = np.zeros(300, dtype=np.float32)
+    # As on the host, equal ones stay together at the limit, as far as there are candidates.
+    picked = {drawn_by_method(equal, Sampling(1.0, top_k=1), random) for random in np.arange(64) / 64 + 1 / 128}
+    assert len(picked) == CANDIDATES and len(distribution(equal.astype(np.float64), Sampling(1.0, top_k=1))[0]) == 300
+    for bad in (np.nan, np.inf, -np.inf):
+        wrong = logits.copy()
+        wrong[7] = bad
+        assert drawn_by_method(wrong, Sampling(1.0, top_k=9), 0.5) == NOT_FINITE
+        assert int(LikeliestMethod()(torch.from_numpy(wrong)[None])) == NOT_FINITE
+    assert int(LikeliestMethod()(torch.tensor([[1.0, 3.0, 3.0]]))) == 1
+
+
+def test_which_method_chooses() -> None:
+    assert Sampling().method(64) == Sampling(top_k=100, top_p=0.5).method(64) == "likeliest"
+    assert Sampling(0.6, top_k=64).method(64) == "draw"
+    for none in (
+        Sampling(0.6),
+        Sampling(0.6, top_k=65),
+        Sampling(repetition_penalty=1.1),
+        Sampling(0.6, 20, 1.0, 0, 2),
+    ):
+        assert none.method(64) is None
 
 
 def test_draws_follow_the_distribution_and_the_seed() -> None:

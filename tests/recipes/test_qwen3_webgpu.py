@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from backend.blob import from_blob
@@ -14,9 +16,10 @@ from backend.runtime.builder import lower_graph
 from backend.runtime.capabilities import Capabilities
 from backend.runtime.program import read_program
 from recipes.qwen3 import RECIPE
-from recipes.qwen3.runner import Chat
+from recipes.qwen3.runner import Chat, Turn, Writer
 from recipes.qwen3.sampling import Sampling
-from zoo.artifact import assets_of
+from recipes.recipe import UserError
+from zoo.artifact import assets_of, metadata
 from zoo.check import check
 from zoo.export import ExportReport, export, make_request
 from zoo.program import Program
@@ -31,8 +34,10 @@ from backend.runtime import load
 from recipes.qwen3.runner import Chat
 from recipes.qwen3.sampling import Sampling
 chat = Chat(load(Path(sys.argv[1])), Path(sys.argv[2]))
+assert chat.writer.works_ahead
 sys.stdout.buffer.write("".join(chat.reply(sys.argv[3], Sampling(), 16)).encode())
 """
+QWENS_OWN = Sampling(0.6, top_k=20, top_p=0.95)
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +47,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, E
 
 
 def test_one_partition_and_the_tied_table_once(exported: tuple[Path, ExportReport]) -> None:
-    report = exported[1].methods["step"]
-    assert (report.partitions, report.undelegated) == (1, 0)
+    assert [(report.partitions, report.undelegated) for report in exported[1].methods.values()] == [(1, 0)] * 3
     table = 576 * 64 * 4
     layer = (64 * 256 + 128 * 64 + 64 * 192 + 96 * 64) * 4
     tables = 2 * 256 * 32 * 4 + 256 * 8
     assert exported[1].bytes < 2 * layer + table + tables + table / 2
-    assert list(read_program(exported[0]).methods) == ["step"]
+    assert sorted(read_program(exported[0]).methods) == ["draw", "likeliest", "step"]
 
 
 def test_check_passes(exported: tuple[Path, ExportReport]) -> None:
@@ -94,3 +98,113 @@ def test_both_runtimes_and_a_process_without_torch_write_the_same(exported: tupl
     done = subprocess.run(run, capture_output=True, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode() == answers[0] == answers[1] != ""
+
+
+# steps begun ahead
+
+
+class Followed:
+    """A program whose calls are noted: (method, position, or None)."""
+
+    keeps_on_device = True
+
+    def __init__(self, program: Program):
+        self.calls: list[tuple[str, int | None]] = []
+        self._program = program
+
+    def start(self, method: str, *inputs: Any, fetch: Any) -> list[Any]:
+        self.calls.append((method, int(inputs[1][0]) if method == "step" else None))
+        return self._program.start(method, *inputs, fetch=fetch)
+
+    def run(self, method: str, *inputs: Any) -> list[Any]:
+        raise AssertionError("a call that waits")
+
+
+@pytest.fixture
+def direct(exported: tuple[Path, ExportReport]) -> Iterator[Program]:
+    with Program.load(exported[0], "direct") as program:
+        yield program
+
+
+def write(writer: Writer, ids: list[int], sampling: Sampling, count: int) -> list[int]:
+    return list(writer.generate(ids, sampling, count, Turn()))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), QWENS_OWN, Sampling(1.2, top_k=64, seed=3), Sampling(1.0, min_p=0.1)])
+def test_tokens_are_those_of_one_call_after_the_other(
+    exported: tuple[Path, ExportReport], direct: Program, sampling: Sampling
+) -> None:
+    """Of texts with a common start, and of one that was given up half-way before."""
+    meta = metadata(exported[0]) | {"stop_ids": ()}
+    ahead, in_turn = Writer(direct, meta), Writer(direct, meta, ahead=False)
+    assert ahead.works_ahead and not in_turn.works_ahead
+    ids = np.random.default_rng(1).integers(0, 576, 80).tolist()
+    for text, count in ((ids, 12), (ids[:40] + ids[:7], 5), (ids[:40], 1)):
+        in_turn.cached.clear()
+        expected = write(in_turn, text, sampling, count)
+        ahead.cached.clear()
+        assert write(ahead, text, sampling, count) == expected and len(expected) == count
+        assert ahead.cached == text + expected[: len(ahead.cached) - len(text)]
+        for taken in range(min(count, 3)):
+            started = ahead.generate(text, sampling, count, Turn())
+            assert [next(started) for _ in range(taken)] == expected[:taken]
+            started.close()  # type: ignore[attr-defined]
+            assert write(ahead, text, sampling, count) == expected
+
+
+def test_no_step_is_begun_that_nobody_asked_for(exported: tuple[Path, ExportReport], direct: Program) -> None:
+    meta = metadata(exported[0]) | {"stop_ids": ()}
+    program = Followed(direct)
+    writer = Writer(program, meta)
+    generated = writer.generate([5] * 70, Sampling(), 4, turn := Turn())
+    next(generated)
+    # the prompt in two parts, and nothing more before the first token is there
+    assert program.calls == [("step", 0), ("step", 64), ("likeliest", None)]
+    next(generated)
+    one, two, three = ([("step", position), ("likeliest", None)] for position in (70, 71, 72))
+    assert program.calls[3:] == [*one, *two]
+    assert len(list(generated)) == 2 and program.calls[3:] == [*one, *two, *three]
+    assert (turn.tokens, turn.end, turn.read_tokens, turn.prompt_tokens) == (4, "length", 70, 70)
+    # the caches end: the token at the last place, and one more, which needs none
+    program.calls.clear()
+    tokens = list(writer.generate([5] * 254, Sampling(), 100, turn := Turn()))
+    assert len(tokens) == 3 and turn.end == "context" and program.calls[-2:] == [("step", 255), ("likeliest", None)]
+
+
+def test_a_stop_token_ends_the_text_and_the_next_turn_goes_on(
+    exported: tuple[Path, ExportReport], direct: Program
+) -> None:
+    """The step begun after it is dropped: what follows is what a fresh program writes."""
+    meta = metadata(exported[0])
+    ids = np.random.default_rng(2).integers(0, 576, 20).tolist()
+    text = write(Writer(direct, meta | {"stop_ids": ()}), ids, QWENS_OWN, 8)
+    at = next(place for place in range(2, 8) if text[place] not in text[:place])
+    writer = Writer(direct, meta | {"stop_ids": (text[at],)})
+    assert list(writer.generate(ids, QWENS_OWN, 8, turn := Turn())) == text[: at + 1] and turn.end == "stop"
+    following = ids + text[: at + 1] + [3, 4]
+    with Program.load(exported[0], "direct") as other:
+        expected = write(Writer(other, meta | {"stop_ids": ()}), following, Sampling(), 6)
+    writer.stop_ids = frozenset()
+    assert list(writer.generate(following, Sampling(), 6, turn := Turn())) == expected
+    assert 3 <= turn.read_tokens <= 4
+
+
+def test_logits_that_are_not_finite_end_in_one_error(exported: tuple[Path, ExportReport], direct: Program) -> None:
+    class Broken(Followed):
+        def start(self, method: str, *inputs: Any, fetch: Any) -> list[Any]:
+            if method != "step" and len(self.calls) > 3:
+                inputs = (np.full((1, 576), np.nan, dtype=np.float32), *inputs[1:])
+            return super().start(method, *inputs, fetch=fetch)
+
+    for sampling in (Sampling(), QWENS_OWN):
+        tokens = Writer(Broken(direct), metadata(exported[0]) | {"stop_ids": ()}).generate([1, 2], sampling, 9, Turn())
+        with pytest.raises(UserError, match="not finite"):
+            list(tokens)
+
+
+def test_a_program_of_before_chooses_on_the_host(exported: tuple[Path, ExportReport], direct: Program) -> None:
+    meta = metadata(exported[0]) | {"stop_ids": ()}
+    expected = write(Writer(direct, meta), [1, 2, 3], Sampling(), 4)
+    del meta["candidates"]
+    before = Writer(direct, meta)
+    assert not before.works_ahead and write(before, [1, 2, 3], Sampling(), 4) == expected
