@@ -24,6 +24,7 @@
 // of a row overflow, results are 0, as the norm's own kernel gives, or NaN if the product overflows too.
 // GATED, not CONV: of columns n and p.half + n = cols / 2 + n, silu(first) * second is written, p.half columns: a tile holds
 // half its columns of each. Where b_vec is "outer", half is divisible by 4.
+// vectors: four neighbours of a row of out (a column block of cols, half or positions, which 4 divides) are stored at once.
 // TAPS_FIRST: depth is kernel_h * kernel_w * C with C divisible by 4. FLAT: one row, and kernels of one row.
 {% import "tile.wgsl" as t %}
 {% import "codes.wgsl" as q %}
@@ -39,6 +40,10 @@
 {% set own_k = " + slice * %du" % KT if SLICES > 1 else "" %}
 {# Rows of a quad that leave through workgroup memory together. #}
 {% set band = 4 if 4 * TY * qn <= capacity else 2 if 2 * TY * qn <= capacity else 1 %}
+{# Vectors of a band, and how many of them an invocation has under way at a time. #}
+{% set stores = TY * band * wide_n // 4 %}
+{% set rounds = stores // (threads * SLICES) %}
+{% set unrolled = 4 if rounds and rounds % 4 == 0 else 2 if rounds and rounds % 2 == 0 else 1 %}
 
 var<workgroup> tile: array<array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}>, {{ BUFFERS }}>, {{ SLICES }}>;
 
@@ -192,10 +197,19 @@ var<workgroup> tile: array<array<array<array<vec4<f32>, {{ qm + qn }}>, {{ KT }}
 {% macro flat(slice, at) %}
 tile[{{ slice }}][{{ at }} / {{ KT * (qm + qn) }}u][{{ at }} / {{ qm + qn }}u % {{ KT }}u][{{ at }} % {{ qm + qn }}u]
 {%- endmacro %}
-{# Element e % 4 of it, of all slices. #}
-{% macro summed(at) %}
-{% for slice in range(SLICES) %}{{ " + " if slice else "" }}{{ flat(slice ~ "u", at) }}[e % 4u]{% endfor %}
+{# The sum of it, or of one of its elements, over all slices. #}
+{% macro summed(at, element="") %}
+{% for slice in range(SLICES) %}{{ " + " if slice else "" }}{{ flat(slice ~ "u", at) }}{{ element }}{% endfor %}
 {%- endmacro %}
+{# Where in `out` row m and column n are. #}
+{% macro destination(u) %}
+{% if CONV %}
+      let channel{{ u }} = ((split * p.images + n{{ u }} / p.positions) * p.batches + batch) * p.rows + m{{ u }};
+      let to{{ u }} = channel{{ u }} * p.positions + n{{ u }} % p.positions;
+{% else %}
+      let to{{ u }} = ((split * p.batches + batch) * p.rows + m{{ u }}) * p.{{ "half" if GATED else "cols" }} + n{{ u }};
+{% endif %}
+{% endmacro %}
 
 {{ entry(threads * SLICES) }}
 {% if SLICES > 1 %}
@@ -309,26 +323,45 @@ tile[{{ slice }}][{{ at }} / {{ KT * (qm + qn) }}u][{{ at }} / {{ qm + qn }}u % 
   { let at = {{ at }}; {{ flat("slice", "at") }} = s{{ 4 * i + j0 + j }}_{{ c }}; }
 {% endfor %}{% endfor %}
   workgroupBarrier();
+{% if vectors %}
+  for (var first = lid; first < {{ stores }}u; first += {{ threads * SLICES * unrolled }}u) {
+{% for u in range(unrolled) %}
+    let e{{ u }} = first + {{ u * threads * SLICES }}u;
+    let row{{ u }} = e{{ u }} / {{ wide_n // 4 }}u;
+    let m{{ u }} = first_m + {{ 4 * TY * i + j0 }}u + row{{ u }} / {{ band }}u * 4u + row{{ u }} % {{ band }}u;
+    let n{{ u }} = first_n + e{{ u }} % {{ wide_n // 4 }}u * 4u;
+{{ destination(u) }}
+{% if GATED %}
+    let at{{ u }} = row{{ u }} * {{ qn }}u + e{{ u }} % {{ wide_n // 4 }}u;
+    let up{{ u }} = at{{ u }} + {{ qn // 2 }}u;
+    let gate{{ u }} = {{ summed("at%d" % u) }};
+    let open{{ u }} = vec4<f32>({% for c in "xyzw" %}silu(gate{{ u }}.{{ c }}){{ ", " if not loop.last }}{% endfor %});
+    let v{{ u }} = finish4(to{{ u }} / 4u, open{{ u }} * ({{ summed("up%d" % u) }}));
+{% else %}
+    let v{{ u }} = finish4(to{{ u }} / 4u, {{ summed("e%d" % u) }});
+{% endif %}
+{% endfor %}
+{% for u in range(unrolled) %}
+    if (m{{ u }} < p.rows && n{{ u }} < p.{{ "half" if GATED else "cols" }}) { put4(to{{ u }} / 4u, v{{ u }}); }
+{% endfor %}
+  }
+{% else %}
   for (var e = lid; e < {{ TY * band * wide_n }}u; e += {{ threads * SLICES }}u) {
     let row = e / {{ wide_n }}u;
     let m = first_m + {{ 4 * TY * i + j0 }}u + row / {{ band }}u * 4u + row % {{ band }}u;
     let n = first_n + e % {{ wide_n }}u;
     let at = {{ "row * %du + e %% %du / 4u" % (qn, wide_n) if GATED else "e / 4u" }};
     if (m < p.rows && n < p.{{ "half" if GATED else "cols" }}) {
-{% if CONV %}
-      let channel = ((split * p.images + n / p.positions) * p.batches + batch) * p.rows + m;
-      let to = channel * p.positions + n % p.positions;
-{% else %}
-      let to = ((split * p.batches + batch) * p.rows + m) * p.{{ "half" if GATED else "cols" }} + n;
-{% endif %}
+{{ destination("") }}
 {% if GATED %}
       let up = at + {{ qn // 2 }}u;
-      store(to, silu({{ summed("at") }}) * ({{ summed("up") }}));
+      store(to, silu({{ summed("at", "[e % 4u]") }}) * ({{ summed("up", "[e % 4u]") }}));
 {% else %}
-      store(to, {{ summed("at") }});
+      store(to, {{ summed("at", "[e % 4u]") }});
 {% endif %}
     }
   }
+{% endif %}
 {% if not (i == RM - 1 and j0 + band == 4) %}
   workgroupBarrier();
 {% endif %}

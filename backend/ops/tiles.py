@@ -257,7 +257,7 @@ def launch(
     }
     kernel: dict[str, Any] = {
         "reads": reads, "groups": parts * batches * tiles_m * tiles_n, "params": own | dict(params),
-        "constants": asdict(tile) | usual | dict(constants),
+        "constants": asdict(tile) | usual | dict(constants), "row": params.get("positions", cols),
     }  # fmt: skip
     if parts == 1:
         return b.launch("gemm_wide", shape=shape, dtype=dtype, **kernel)
@@ -285,5 +285,5 @@ def gated(product: Launch, b: Builder) -> Value | None:
     return b.launch(
         "gemm_wide", shape=(*lead, half), dtype=product.dtype, reads=product.reads,
         groups=params["batches"] * params["tiles_m"] * tiles_n, params={**params, "half": half, "tiles_n": tiles_n},
-        constants={**made, "GATED": True},
+        constants={**made, "GATED": True}, row=half,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from backend.graph import BlobError, Call, Graph, Node, Ref, ShapeError, TensorS
 from backend.runtime import pointwise
 from backend.runtime import value as values
 from backend.runtime.capabilities import Capabilities
-from backend.runtime.codegen import Source
+from backend.runtime.codegen import VECTOR, Source, in_vectors
 from backend.runtime.device import WRITE
 from backend.runtime.dispatch import Dispatch, Launch, Lowered, Vector, fold
 from backend.runtime.errors import DeviceError
@@ -62,15 +62,17 @@ class Builder:
         groups: int,
         params: Mapping[str, Any] | None = None,
         constants: Mapping[str, Any] | None = None,
+        row: int | None = None,
     ) -> Value:
         """Defers a kernel that writes one contiguous tensor through `store(i, v)`.
 
         reads: a `Value` is read by row-major index with its pointwise work inlined; a `Tensor` is read raw, by element
         of its buffer; a `Vector` raw, four at a time. groups: the total number of workgroups, folded into two dims.
+        row: of a kernel that can store four neighbours of a row of so many at once, and is told by the constant
+        `vectors` when it is to do so.
         """
-        record = Launch(
-            template, reads, params or {}, constants or {}, groups, tuple(shape), dtype, self._label(template)
-        )
+        label = self._label(template)
+        record = Launch(template, reads, params or {}, constants or {}, groups, tuple(shape), dtype, label, row=row)
         return Value(tuple(shape), dtype, Pending(record, dtype))
 
     def launch_into(
@@ -82,13 +84,15 @@ class Builder:
         groups: int,
         params: Mapping[str, Any] | None = None,
         constants: Mapping[str, Any] | None = None,
+        row: int | None = None,
     ) -> None:
-        """Dispatches now a kernel that writes given tensors: several outputs, or part of a state."""
+        """Dispatches now a kernel that writes given tensors: several outputs, or part of a state. row: of `out`."""
         for target in targets.values():
             if target.buffer.kind == "state":
                 self._before_write(target.buffer)
             reads = {name: self._detached(read, target.buffer) for name, read in reads.items()}
-        record = Launch(template, reads, params or {}, constants or {}, groups, (), "", self._label(template))
+        label = self._label(template)
+        record = Launch(template, reads, params or {}, constants or {}, groups, (), "", label, row=row)
         self._dispatch(record, targets, {})
 
     def pointwise(self, code: str, args: Sequence[Value], dtype: str, shape: Sequence[int]) -> Value:
@@ -363,9 +367,15 @@ class Builder:
                 source.read_raw(name, read.tensor, read.width)
             else:
                 source.read_raw(name, read)
+        constants = launch.constants
+        widths = dict.fromkeys(targets, launch.width)
+        if launch.row is not None:
+            fits = self._stores_vectors(launch.row, len(source.slots), targets, epilogues.get("out"))
+            constants = {**constants, "vectors": fits}
+            widths["out"] = VECTOR if fits else 1
         for name, target in targets.items():
-            source.write(name, target, epilogues.get(name), launch.dtype, launch.width)
-        code = source.text(launch.template, launch.constants)
+            source.write(name, target, epilogues.get(name), launch.dtype, widths[name])
+        code = source.text(launch.template, constants)
         slots = tuple((tensor.buffer, access) for tensor, access in source.slots)
         written = {id(buffer) for buffer, access in slots if access == WRITE}
         clash = [buffer.label for buffer, access in slots if access != WRITE and id(buffer) in written]
@@ -373,6 +383,12 @@ class Builder:
         self.dispatches.append(Dispatch(launch.label, launch.template, code, slots, source.param_bytes(), groups))
         if self.emitted is not None:
             self.emitted(self.dispatches[-1])
+
+    def _stores_vectors(self, row: int, read: int, targets: Mapping[str, Tensor], epilogue: Value | None) -> bool:
+        """Whether four neighbours in a row of `out` can be finished and stored at once. read: bindings so far."""
+        left = self.capabilities.max_storage_buffers - read - len(targets) + 1
+        out = targets["out"]
+        return row % VECTOR == 0 and in_vectors(epilogue or values.of_tensor(out), out, max(left, 1))
 
     def _fit_bindings(self, reads: dict[str, Value | Tensor | Vector], targets: int) -> None:
         """Realises inlined reads, widest first, until the kernel's bindings fit the device's limit."""

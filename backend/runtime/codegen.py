@@ -155,18 +155,30 @@ class Source:
     ) -> None:
         """`store(i, v)` for `out`, `store_<name>(i, v)` otherwise; `v` has the kernel's compute type.
 
-        With width 4, `store4…` of elements 4i to 4i+3, and no epilogue.
+        With width 4, for an epilogue that is `in_vectors`, `store4…` of elements 4i to 4i+3. Its halves are functions
+        too: `finish4…(i, v)` does the pointwise work, `put4…(i, r)` writes what that gave. A kernel that stores several
+        finishes all of them first, so that what they read is fetched at one time.
         """
         bound = self.bind(tensor, WRITE, f"out_{name}", width)
         statements: list[str] = []
         result = "v"
         if epilogue is not None:
-            statements, result = self.expression(epilogue.root, epilogue.shape, "i", "v", f"ep_{name}")
+            statements, result = self.expression(epilogue.root, epilogue.shape, "i", "v", f"ep_{name}", width)
         stored = _to_storage(result, tensor.dtype, width)
-        body = " ".join([*statements, f"{bound}[i + {self.offset(tensor, width)}] = {stored};"])
+        place = f"{bound}[i + {self.offset(tensor, width)}]"
         kind = _vector(COMPUTE[kernel_dtype or tensor.dtype], width)
-        function = f"store{_suffix(width)}" if name == "out" else f"store{_suffix(width)}_{name}"
-        self.functions.append(f"fn {function}(i: u32, v: {kind}) {{ {body} }}")
+        suffix = _suffix(width) + ("" if name == "out" else f"_{name}")
+        if width == 1:
+            body = " ".join([*statements, f"{place} = {stored};"])
+            self.functions.append(f"fn store{suffix}(i: u32, v: {kind}) {{ {body} }}")
+            return
+        kept = _vector(STORAGE[tensor.dtype], width)
+        body = " ".join([*statements, f"return {stored};"])
+        self.functions += [
+            f"fn finish{suffix}(i: u32, v: {kind}) -> {kept} {{ {body} }}",
+            f"fn put{suffix}(i: u32, r: {kept}) {{ {place} = r; }}",
+            f"fn store{suffix}(i: u32, v: {kind}) {{ put{suffix}(i, finish{suffix}(i, v)); }}",
+        ]
 
     def offset(self, tensor: Tensor, width: int = 1) -> str:
         return self.param(tensor.offset // width) if tensor.offset else "0u"
@@ -230,6 +242,7 @@ class Source:
 
         if width == 1:
             return statements, visit(root, names)
+        rows |= {id(leaf): pending for leaf in leaves(root) if isinstance(leaf, Pending) and pending is not None}
         lanes = [visit(root, names | {key: f"{name}.{lane}" for key, name in rows.items()}) for lane in "xyzw"]
         return statements, f"{_vector(COMPUTE[root.dtype], width)}({', '.join(lanes)})"
 
@@ -291,9 +304,10 @@ class Source:
 
 def in_vectors(value: Value, target: Tensor, most_bindings: int) -> bool:
     """Whether `value` can be read, and `target` written, four elements at a time: along the innermost dim each operand
-    lies in a row that starts at a multiple of four elements, or does not move. `most_bindings`: of a kernel."""
+    lies in a row that starts at a multiple of four elements, or does not move. What a pending kernel gives must come
+    in such vectors. `most_bindings`: of a kernel that reads nothing else."""
     loads = [leaf for leaf in leaves(value.root) if isinstance(leaf, Load)]
-    if any(isinstance(leaf, (Iota, Pending)) for leaf in leaves(value.root)) or target.offset % VECTOR:
+    if any(isinstance(leaf, Iota) for leaf in leaves(value.root)) or target.offset % VECTOR:
         return False
     *outer, (size, inner) = merge_dims(value.shape, [leaf.tensor.strides for leaf in loads]) or [(1, ())]
     if size % VECTOR:

@@ -35,6 +35,7 @@ class Launch:
     label: str
     done: Tensor | None = None
     width: int = 1  # elements that one load of a value, and one store, is of
+    row: int | None = None  # elements of `out` that lie in a row, of a kernel that can store four of them at once
 
 
 @dataclass(frozen=True)
