@@ -19,7 +19,7 @@ from backend.runtime.tensor import COMPUTE, Tensor
 from backend.runtime.value import Value
 
 MAX_LENGTH = 16384  # elements that are ranked at once: at this length 2.7e8 comparisons a row
-_WORKGROUP = 256
+_WORKGROUP = 64
 _SHORT = 1024  # rows up to this are ranked whole
 _SMALLEST_BLOCK = 4
 
