@@ -46,6 +46,20 @@ def case() -> bisect.Case:
     return bisect.Case("step", graph, [x], SimpleNamespace(get_data=lambda key: data[key].tobytes()))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "size", [{"output_size": [6, 14], "scale_factors": None}, {"output_size": None, "scale_factors": [2.0, 2.0]}]
+)
+def test_an_operator_whose_arguments_are_none(size: dict[str, Any], tmp_path: Path) -> None:
+    """None where torch has no default for it: a resize by a size or by factors."""
+    graph = Graph()
+    x, near = (graph.add_value(TensorSpec("float32", (1, 2, *sides))) for sides in ((3, 7), (6, 14)))
+    graph.nodes = [Node("aten.upsample_nearest2d.vec", {"input": Ref(x), **size}, (near,))]
+    graph.inputs, graph.outputs = [x], [near]
+    data = np.random.default_rng(0).standard_normal((1, 2, 3, 7), np.float32)
+    found = bisect.Case("resize", graph, [data], SimpleNamespace(get_data={}.__getitem__)).find(tmp_path)  # type: ignore[arg-type]
+    assert found.first is None and [row.error for row in found.rows] == [0.0]
+
+
 def sabotage(monkeypatch: pytest.MonkeyPatch, name: str, wrong: Any) -> None:
     op = registry.find(name)
     assert op is not None
