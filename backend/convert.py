@@ -295,7 +295,7 @@ class _Converter:
 
     def _output(self, node: torch.fx.Node) -> None:
         for arg, spec in zip(node.args[0], self.program.graph_signature.output_specs, strict=True):  # type: ignore[arg-type]
-            held = self.values.get(arg) if isinstance(arg, torch.fx.Node) else None  # type: ignore[call-overload]
+            held = self.values.get(arg) if isinstance(arg, torch.fx.Node) else None
             if spec.kind == OutputKind.BUFFER_MUTATION:
                 index = next((i for i, s in enumerate(self.graph.values) if s.state == spec.target), None)
                 if isinstance(held, int) and index is not None:

@@ -145,7 +145,7 @@ def _clone_results(program: ExportedProgram) -> None:
         return clone
 
     specs = program.graph_signature.output_specs
-    args = list(output.args[0])  # type: ignore[arg-type]
+    args = list(output.args[0])
     for position, spec in enumerate(specs):
         if spec.kind == OutputKind.USER_OUTPUT:
             args[position] = cloned(args[position])

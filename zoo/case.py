@@ -280,7 +280,7 @@ class Case:
         spec = self.graph.values[index]
         if spec.constant is None:
             return _double(torch.zeros(self._spec_shape(index), dtype=DTYPES[spec.dtype]))
-        return _double(constant(spec.dtype, self._spec_shape(index), self._file.get_data(spec.constant)))
+        return _double(constant(spec, self._file.get_data))
 
     def _spec_shape(self, index: int) -> tuple[int, ...]:
         return self.graph.values[index].concrete({})

@@ -112,11 +112,8 @@ FUSED: dict[str, Callable[[Call], Any]] = {
 def _torch_operator(call: Call) -> Any:
     namespace, op, kind = call.op.split(".")
     overload = getattr(getattr(getattr(torch.ops, namespace), op), kind)
-    args = {
-        name: DTYPES[arg] if name == "dtype" and isinstance(arg, str) else arg
-        for name, arg in call.args.items()
-        if arg is not None
-    }
+    # None too: torch wants it said for an argument that may be None and has no default.
+    args = {name: DTYPES[arg] if name == "dtype" and isinstance(arg, str) else arg for name, arg in call.args.items()}
     if op == "where":  # the backend's takes numbers for tensors
         like = next(
             (arg.dtype for name, arg in args.items() if name != "condition" and isinstance(arg, torch.Tensor)), None

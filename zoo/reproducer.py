@@ -13,7 +13,8 @@ import torch
 
 from backend.blob import to_blob
 from backend.expr import Expr, evaluate
-from backend.graph import Graph
+from backend.graph import ITEM_BYTES, Graph, TensorSpec
+from backend.quantization import joined_sources
 from zoo.eager import interpret
 from zoo.files import staged
 
@@ -46,20 +47,17 @@ def write_reproducer(
 ) -> Path | None:
     """Writes the folder `place` whole or not at all; None where it would be too large to keep."""
     graph = graph.compacted()
-    data = {
-        spec.constant: constant(spec.dtype, spec.concrete({}), get_data(spec.constant))
-        for spec in graph.values
-        if spec.constant is not None
-    }
-    if sum(array.nbytes for array in [*inputs, *(tensor.numpy() for tensor in data.values())]) > _KEPT_BYTES:
+    constants = [spec for spec in graph.values if spec.constant is not None]
+    stored: dict[str, Any] = {key: piece for spec in constants for key, piece in _pieces(spec, get_data)}
+    if sum(array.nbytes for array in [*inputs, *stored.values()]) > _KEPT_BYTES:
         return None
+    data = {spec.constant: constant(spec, get_data) for spec in constants if spec.constant is not None}
     golden = interpret(graph, [torch.from_numpy(np.array(array)) for array in inputs], data, double=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     with staged(place) as (made,):
         made.mkdir()
         (made / "graph.zwg").write_bytes(to_blob(graph))
         np.savez(made / "inputs.npz", *inputs)
-        stored: dict[str, Any] = {name: tensor.numpy() for name, tensor in data.items()}
         np.savez(made / "data.npz", **stored)
         np.savez(made / "golden.npz", *(tensor.numpy() for tensor in golden))
         (made / "run.py").write_text(_SCRIPT.format(title=title))
@@ -79,7 +77,18 @@ def static(graph: Graph, env: Mapping[str, int]) -> Graph:
     return replace(graph, values=values, nodes=nodes, symbols={}, sizes={})
 
 
-def constant(dtype: str, shape: tuple[int, ...], data: Any) -> torch.Tensor:
+def constant(spec: TensorSpec, get_data: Callable[[str], Any]) -> torch.Tensor:
     """Named data as a tensor."""
-    view = memoryview(data).cast("B")[: math.prod(shape) * np.dtype(dtype).itemsize]
-    return torch.from_numpy(np.frombuffer(view, dtype).reshape(shape).copy())
+    pieces = [piece for _, piece in _pieces(spec, get_data)]
+    return torch.from_numpy(np.concatenate(pieces) if len(pieces) > 1 else pieces[0].copy())
+
+
+def _pieces(spec: TensorSpec, get_data: Callable[[str], Any]) -> list[tuple[str, np.ndarray]]:
+    """The named data of a constant: of one key, or rows of each of several that were joined."""
+    assert spec.constant is not None
+    shape, sources = spec.concrete({}), joined_sources(spec.constant)
+    if len(sources) > 1:
+        return [(key, np.frombuffer(get_data(key), spec.dtype).reshape(-1, *shape[1:])) for key in sources]
+    # An empty constant has a byte in the file.
+    data = memoryview(get_data(sources[0])).cast("B")[: math.prod(shape) * ITEM_BYTES[spec.dtype]]
+    return [(sources[0], np.frombuffer(data, spec.dtype).reshape(shape))]

@@ -50,7 +50,7 @@ def _vulkan(method: str, qlinear: str) -> list[Any]:
 
     from backend.partitioner import tag_states
 
-    class Partitioner(VulkanPartitioner):  # type: ignore[misc]  # the wheel has no types
+    class Partitioner(VulkanPartitioner):
         def partition(self, exported_program: Any) -> Any:
             """The wheel gives a state to one of several delegates that use it, which no program can hold."""
             result = super().partition(exported_program)

@@ -192,7 +192,7 @@ def _packed(look: Rewriter, weight: Weight, name: str) -> tuple[dict[str, Any], 
     block = weight.block
     if len(block) != 2 or block[0] != 1 or not isinstance(block[1], int):
         return f"{name}: no kernel for scales that rows share"
-    rows, depth = (int(dim) for dim in spec.shape)  # type: ignore[arg-type]
+    rows, depth = spec.concrete({})
     assert spec.constant is not None
     made: list[Node] = []
 

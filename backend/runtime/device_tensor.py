@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from backend.runtime.hostdata import Stored
+
 
 class Readback:
     """Arrays that the GPU is still writing: asked for when the work was submitted, waited for when they are wanted.
 
-    `layout`: (byte offset, bytes, dtype, shape) of each array in the staging memory of `mapping`; `spare` gets that
-    memory back for a later call.
+    `layout`: of each array in the staging memory of `mapping`; `spare` gets that memory back for a later call.
     """
 
-    def __init__(
-        self, device: Any, mapping: Any, layout: Sequence[tuple[int, int, str, tuple[int, ...]]], spare: deque[Any]
-    ):
+    def __init__(self, device: Any, mapping: Any, layout: Sequence[Stored], spare: deque[Any]):
         self._device, self._mapping, self._layout, self._spare = device, mapping, layout, spare
         self._lock = threading.Lock()
         self._arrays: list[np.ndarray] | None = None
@@ -39,10 +38,8 @@ class Readback:
             return self._arrays
 
     def _read(self) -> list[np.ndarray]:
-        from backend.runtime.hostdata import from_storage
-
         data = memoryview(b"") if self._mapping is None else self._mapping.wait()
-        return [from_storage(data[start : start + size], dtype, shape) for start, size, dtype, shape in self._layout]
+        return [stored.array(data) for stored in self._layout]
 
 
 class DeviceTensor:

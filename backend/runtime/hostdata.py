@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -54,22 +56,38 @@ def _address(data: memoryview) -> int:
     return address
 
 
-def from_storage(data: memoryview, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A fresh array of dtype and shape from GPU bytes: as stored, or packed to as many as the array has."""
-    count = int(np.prod(shape, dtype=np.int64))
-    packed = data.nbytes == count * np.dtype(dtype).itemsize
-    stored = np.frombuffer(data, dtype=dtype if packed else _STORED[STORAGE[dtype]], count=count)
-    if stored.nbytes < 2 * PIECE or COPIERS < 2:
-        return stored.reshape(shape).astype(dtype)
-    result = np.empty(stored.shape, dtype)
-    step = PIECE // stored.itemsize
+@dataclass(frozen=True)
+class Stored:
+    """An array in memory that the GPU wrote, from byte `start` on: as it stores `dtype`, or `packed` as numpy does."""
 
-    def copy(start: int) -> None:
-        result[start : start + step] = stored[start : start + step]
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+    packed: bool = False
 
-    for _ in _copiers().map(copy, range(0, len(stored), step)):
-        pass
-    return result.reshape(shape)
+    @property
+    def kind(self) -> np.dtype:
+        """Of the elements as they lie there."""
+        return np.dtype(self.dtype if self.packed else _STORED[STORAGE[self.dtype]])
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.kind.itemsize
+
+    def array(self, data: memoryview) -> np.ndarray:
+        """A fresh array of `dtype` and `shape`. Raises `ValueError` where the memory ends before it does."""
+        stored = np.frombuffer(data, self.kind, math.prod(self.shape), self.start)
+        if stored.nbytes < 2 * PIECE or COPIERS < 2:
+            return stored.reshape(self.shape).astype(self.dtype)
+        result = np.empty(stored.shape, self.dtype)
+        step = PIECE // stored.itemsize
+
+        def copy(start: int) -> None:
+            result[start : start + step] = stored[start : start + step]
+
+        for _ in _copiers().map(copy, range(0, len(stored), step)):
+            pass
+        return result.reshape(self.shape)
 
 
 @functools.cache

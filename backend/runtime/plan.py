@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import wgpu
 from backend.runtime.device import WRITE, Device
 from backend.runtime.device_tensor import DeviceTensor, Readback
 from backend.runtime.dispatch import Dispatch, Lowered
+from backend.runtime.hostdata import Stored
 from backend.runtime.memory import assign_memory
 from backend.runtime.replay import Copy, Mapping, Step, Table, record, submit, timed
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer, Tensor
@@ -50,10 +50,11 @@ class Resources(Protocol):
 class _Readout:
     """How some of the outputs come to the host: where each lies in staging memory, and such memory for the next calls.
 
-    `entries`: ((GPU buffer, or None for an empty output, byte offset there), byte offset here, live bytes).
+    `places`: the GPU buffer of each, or None for an empty output, and the byte offset there.
     """
 
-    entries: list[tuple[tuple[Any, int], int, int]]
+    places: list[tuple[Any, int]]
+    layout: list[Stored]
     nbytes: int
     spare: deque[Any] = field(default_factory=lambda: deque(maxlen=_MOST_SPARE))
 
@@ -67,7 +68,7 @@ class Plan:
     def __init__(self, lowered: Lowered, resources: Resources, keep_inputs: bool = False):
         self.device = resources.device
         self.outputs = lowered.outputs
-        self._read = [packed or output for output, packed in zip(lowered.outputs, lowered.packed, strict=True)]
+        self._packed = lowered.packed
         static = _static_dispatches(lowered.dispatches)
         dynamic = [d for d in lowered.dispatches if id(d) not in static]
         self._memory: dict[int, Any] = {}  # buffer id -> a GPU buffer of its own
@@ -79,7 +80,8 @@ class Plan:
                     memory[id(buffer)] = resources.stored(buffer)
         with self.device.lock:
             self._compute_static(lowered, [d for d in lowered.dispatches if id(d) in static], resources)
-        kept = [*(tensor.buffer for tensor in (*self.outputs, *self._read)), *(lowered.inputs if keep_inputs else ())]
+        ends = (*self.outputs, *(packed for packed in self._packed if packed is not None))
+        kept = [*(tensor.buffer for tensor in ends), *(lowered.inputs if keep_inputs else ())]
         layout = assign_memory(
             *(dynamic, lowered.inputs, kept, memory),
             alignment=self.device.limit("min-storage-buffer-offset-alignment"),
@@ -197,7 +199,11 @@ class Plan:
             staging = _pop(readout.spare) if readout.nbytes else None
             if staging is None and readout.nbytes:
                 staging = _staging(self.device, readout.nbytes)
-            after = [Copy(*source, staging, at, _padded(live)) for source, at, live in readout.entries if live]
+            after = [
+                Copy(*place, staging, stored.start, _padded(stored.nbytes))
+                for place, stored in zip(readout.places, readout.layout, strict=True)
+                if stored.nbytes
+            ]
             kept = []
             for tensor, spare in zip(self.outputs if keep else (), self._kept, strict=False):
                 live = _live_bytes(tensor)
@@ -206,20 +212,18 @@ class Plan:
                     after.append(Copy(*self._place(tensor.buffer), kept[-1], 0, _padded(live)))
             submission = self._submit(self._table, before, after)
             mapping = Mapping(self.device, staging, readout.nbytes, submission) if staging is not None else None
-        layout = [
-            (at, live, self.outputs[position].dtype, self.outputs[position].shape)
-            for position, (_, at, live) in zip(fetch, readout.entries, strict=True)
-        ]
-        return kept, Readback(self.device, mapping, layout, readout.spare)
+        return kept, Readback(self.device, mapping, readout.layout, readout.spare)
 
     def _read_out(self, fetch: tuple[int, ...]) -> _Readout:
-        entries: list[tuple[tuple[Any, int], int, int]] = []
+        places: list[tuple[Any, int]] = []
+        layout: list[Stored] = []
         total = 0
-        for tensor in (self._read[position] for position in fetch):
-            live = _live_bytes(tensor)
-            entries.append((self._place(tensor.buffer) if live else (None, 0), total, live))
+        for output, packed in ((self.outputs[position], self._packed[position]) for position in fetch):
+            layout.append(Stored(total, output.dtype, output.shape, packed is not None))
+            live = layout[-1].nbytes
+            places.append(self._place((packed or output).buffer) if live else (None, 0))
             total += -(-live // 8) * 8
-        return _Readout(entries, total)
+        return _Readout(places, layout, total)
 
     def _upload(self, inputs: Sequence[np.ndarray | DeviceTensor]) -> list[Copy]:
         """Writes arrays; what is on the GPU is left for the copies that it returns."""
@@ -252,8 +256,8 @@ class Plan:
 
 def read_later(device: Device, buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     """A function that gives the contents of a GPU buffer as they are now, which are on their way to the host."""
-    live = math.prod(shape) * STORAGE_BYTES[STORAGE[dtype]]
-    layout = [(0, live, dtype, shape)]
+    layout = [Stored(0, dtype, shape)]
+    live = layout[0].nbytes
     if not live:
         return functools.partial(_nth, Readback(device, None, layout, deque()), 0)
     staging = _staging(device, _padded(live))

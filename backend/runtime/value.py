@@ -8,6 +8,7 @@ decides when a value is realised into memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,10 +78,7 @@ class Value:
 
     @property
     def numel(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def tensor(self) -> Tensor | None:
@@ -206,6 +204,8 @@ def reshape(value: Value, shape: Sequence[int]) -> Value | None:
     shape = tuple(shape)
     if shape == value.shape:
         return value
+    # Strides would tell for a tensor in memory alone: pending kernels and scalars have none.
+    assert math.prod(shape) == value.numel, f"cannot reshape {value.shape} to {shape}"
     changed: dict[int, Expression] = {}
     for leaf in leaves(value.root):
         if isinstance(leaf, Load):

@@ -52,7 +52,7 @@ def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
     rows = [*_stack_rows(program, golden, bundle.metadata, bounds, kind)]
     rows += _encode_rows(program, golden, bundle, bounds, kind)
     if "recording" in bounds:
-        layers = len(bundle.methods["encode"].module.get_submodule("layers"))  # type: ignore[arg-type]
+        layers = len(list(bundle.methods["encode"].module.get_submodule("layers").children()))
         stream = STREAM_SECONDS if layers <= FEW_LAYERS else SHORT_SECONDS
         with tempfile.TemporaryDirectory() as folder:
             assets = Path(folder)

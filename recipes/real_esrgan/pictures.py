@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
+from PIL.TiffImagePlugin import TiffImageFile
 
 from recipes.recipe import UserError
 from zoo.pictures import opened, to_srgb
@@ -98,8 +99,9 @@ def open_picture(path: Path) -> Picture:
 
 def _decode(image: Image.Image, path: Path) -> Picture:
     notices = []
-    if getattr(image, "n_frames", 1) > 1:
-        notices.append(f"{path.name} holds {image.n_frames} frames: the first is taken")  # type: ignore[attr-defined]
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1:
+        notices.append(f"{path.name} holds {frames} frames: the first is taken")
     icc = image.info.get("icc_profile") or None
     bits, deep = _sample_bits(image), _deep_colour(image, path)
     image.load()  # what stands behind the pixels in the file, like a PNG's EXIF, is known after this
@@ -136,8 +138,8 @@ def _decode(image: Image.Image, path: Path) -> Picture:
 
 def _sample_bits(image: Image.Image) -> int:
     """Bits of a sample in the file, where its format tells."""
-    if image.format == "TIFF":
-        bits = image.tag_v2.get(258, (8,))  # type: ignore[attr-defined]
+    if isinstance(image, TiffImageFile):
+        bits = image.tag_v2.get(258, (8,))
         return int(max(bits) if isinstance(bits, tuple) else bits)
     tiles = getattr(image, "tile", ())
     raw = [str(tile[3][0] if isinstance(tile[3], tuple) else tile[3]) for tile in tiles]

@@ -7,6 +7,7 @@ weights cut off at the border and made to sum to 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -38,6 +39,11 @@ def _apply(values: np.ndarray, index: np.ndarray, weights: np.ndarray, axis: int
     return total
 
 
+def _between(held: np.ndarray, top: int, first: int, end: int) -> np.ndarray:
+    """Rows `first:end` of a picture, of which those from `top` on are held."""
+    return held[first - top : end - top]
+
+
 class Resizer:
     """Rows `[n, width, channels]` of a picture, any number type, to rows of another size of the same type."""
 
@@ -65,8 +71,7 @@ class Resizer:
             ready = int(np.searchsorted(needed, top + len(held), "right"))
             while made < ready:
                 end = min(ready, made + _ROWS)
-                block, offset = held, top
-                yield self.rows(lambda y0, y1, block=block, offset=offset: block[y0 - offset : y1 - offset], made, end)  # type: ignore[misc]
+                yield self.rows(partial(_between, held, top), made, end)
                 made = end
             if made < len(needed):
                 drop = int(self._rows[made].min()) - top

@@ -175,7 +175,7 @@ class _Mapped:
     def save(self, file: BinaryIO, icc: bytes | None) -> None:
         height, width = self._pixels.shape[:2]
         # One that frombuffer shares, not copies: RGBX, RGBA and L lie in memory as they are here.
-        image = Image.frombuffer(self.mode, (width, height), self._pixels, "raw", self.mode, 0, 1)  # type: ignore[arg-type]
+        image = Image.frombuffer(self.mode, (width, height), self._pixels, "raw", self.mode, 0, 1)
         options: dict[str, Any] = {"icc_profile": icc} if icc else {}
         if self._format == "JPEG":
             options["subsampling"] = 0

@@ -83,14 +83,22 @@ def _numbers(values: Sequence[Any], count: int, what: str) -> tuple[float, ...]:
     return numbers
 
 
-def parse_point(text: str, option: str) -> tuple[float, float]:
-    x, y = _numbers(text.split(","), 2, f"{option} {text}")
+def _point(values: Sequence[Any], what: str) -> tuple[float, float]:
+    x, y = _numbers(values, 2, what)
     return x, y
 
 
-def parse_box(text: str) -> tuple[float, float, float, float]:
-    x1, y1, x2, y2 = _numbers(text.split(","), 4, f"--box {text}")
+def _box(values: Sequence[Any], what: str) -> tuple[float, float, float, float]:
+    x1, y1, x2, y2 = _numbers(values, 4, what)
     return x1, y1, x2, y2
+
+
+def parse_point(text: str, option: str) -> tuple[float, float]:
+    return _point(text.split(","), f"{option} {text}")
+
+
+def parse_box(text: str) -> tuple[float, float, float, float]:
+    return _box(text.split(","), f"--box {text}")
 
 
 def from_options(points: Sequence[str], negatives: Sequence[str], boxes: Sequence[str]) -> Prompt | None:
@@ -140,9 +148,9 @@ def from_json(request: dict[str, Any], mask: np.ndarray | None) -> Prompt:
         raise UserError("labels: give a list of 1, 0 or -1, one for each point")
     if box is not None and not isinstance(box, list):
         raise UserError("box: give [x1, y1, x2, y2]")
-    places = tuple(_numbers(point, 2, f"point {point}") for point in points)
-    corners = None if box is None else _numbers(box, 4, f"box {box}")
-    return Prompt(places, tuple(labels), corners, mask)  # type: ignore[arg-type]
+    places = tuple(_point(point, f"point {point}") for point in points)
+    corners = None if box is None else _box(box, f"box {box}")
+    return Prompt(places, tuple(labels), corners, mask)
 
 
 def read_mask(path: Path, width: int, height: int) -> np.ndarray:

@@ -1,7 +1,9 @@
-"""pytest tests/ops/test_gemv.py: products of few rows that take the norm, or pointwise work, before them along.
+"""pytest tests/ops/test_gemv.py: products of few rows that take the norm, or pointwise work, before them along; walks
+along the depth that are written out.
 
 Golden: the chain of operators in float64. The fusion is for GPUs; here it is switched on, and the dispatches counted.
-Tolerance 2e-5 of the largest result: sums of float32 products.
+Tolerance 2e-5 of the largest result: sums of float32 products. Walks of batches have those of test_matmul.py, for the
+same reasons; whole numbers are exact.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import gemv
 from backend.runtime.delegate import Delegate
 from backend.runtime.device import get_device
-from tests.ops.test_quantized import Weight
+from tests.ops.harness import EXACT
+from tests.ops.test_matmul import HALF, SUMS, check_chain
+from tests.ops.test_quantized import Weight, check_linear
 from zoo.eager import interpret
 
 
@@ -183,24 +187,79 @@ def test_how_invocations_share_a_walk(depth: int, width: int, rows: int, workers
     assert gemv.written_out(depth, width, rows) == {"WORKERS": workers, "STEPS": steps}
 
 
-@pytest.mark.parametrize("bits", [32, 8, 4])
-@pytest.mark.parametrize("rows", [1, 2, 4])
-def test_walks_written_out(bits: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What GPUs do where there are few workgroups, on any device; with rows that the kernel has and no use for."""
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Walks are written out as GPUs do where there are few workgroups: the width and the steps of each."""
     found = []
 
     def walk(depth: int, width: int, rows: int, groups: int, b: Any) -> dict[str, int]:
-        found.append(gemv.written_out(depth, width, rows))
-        return found[-1]
+        way = gemv.written_out(depth, width, rows)
+        found.append((width, way["STEPS"]))
+        return way
 
     monkeypatch.setattr("backend.ops.gemv.walk", walk)
+    monkeypatch.setattr("backend.ops.lanes.usable", lambda b: False)  # a processor's own kernel for many results
+    return found
+
+
+@pytest.mark.parametrize("bits", [32, 8, 4])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_walks_written_out(bits: int, rows: int, written: list[tuple[int, int]]) -> None:
+    """On any device; with rows that the kernel has and no use for."""
     for depth in (256, 768, 2048):
         for kind in ("rms", "layer"):
             chain = Chain(1, min(rows, 3), depth)
             chain.check(chain.linear(chain.norm(chain.x, kind), 37, bits, bias=True), dispatches=1)
         chain = Chain(rows, depth)
         chain.check(chain.linear(chain.x, 6, bits), dispatches=1)
-    assert any(way["STEPS"] for way in found)
+    assert any(steps for _, steps in written)
+
+
+def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Whole ones so large that their sums wrap."""
+    if dtype == torch.int32:
+        return torch.randint(-(2**31), 2**31, shape, dtype=torch.int64).int()
+    return torch.randn(shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
+@pytest.mark.parametrize(("rows", "cols"), [(1, 37), (3, 37), (8, 9), (40, 2)])
+@pytest.mark.parametrize("depth", [256, 768, 1024])
+def test_walks_written_out_of_batches(
+    dtype: torch.dtype, rows: int, cols: int, depth: int, written: list[tuple[int, int]]
+) -> None:
+    """Batches in one dim and two that broadcast; a matrix that begins where no vec4 does; rows read one by one. With
+    fewer columns than rows, the kernel's rows are columns."""
+    torch.manual_seed(0)
+    many, few, (matrix, part) = (3, rows, depth), (2, 1, rows, depth), ((3, cols, depth), (3, cols, depth + 4))
+
+    def turn(result: str, of: str) -> tuple[str, str, dict[str, Any]]:
+        return result, "aten.permute.default", {"self": of, "dims": [0, 2, 1]}
+
+    def times(left: str) -> tuple[str, str, dict[str, Any]]:
+        return "out", "aten.matmul.default", {"self": left, "other": "w"}
+
+    cut = ("cut", "aten.slice.Tensor", {"self": "y", "dim": 2, "start": 1, "end": depth + 1})
+    for left, right, *steps in (
+        (many, matrix, turn("w", "y"), times("x")),
+        (few, matrix, turn("w", "y"), times("x")),
+        (many, part, cut, turn("w", "cut"), times("x")),
+        ((3, depth, rows), matrix, turn("w", "y"), turn("t", "x"), times("t")),
+    ):
+        tolerance = {torch.float32: SUMS, torch.float16: HALF, torch.int32: EXACT}[dtype]
+        inputs = {"x": numbers(dtype, *left), "y": numbers(dtype, *right)}
+        assert check_chain(inputs, *steps, **tolerance) == ["gemv"]
+    # What begins where no vec4 does is read one by one, as a matrix or as rows.
+    assert {width for width, _ in written} == ({1, 4} if rows <= cols else {4})
+    assert all(steps for width, steps in written if width == 4)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_walks_written_out_of_halves(bits: int, rows: int, written: list[tuple[int, int]]) -> None:
+    for depth in (256, 768, 1024):
+        check_linear(Weight(37, depth, bits, 32, dtype="float16"), 1, rows, dtype="float16", bias=True)
+    assert all(steps for _, steps in written)
 
 
 def test_a_processor_does_not_do_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:

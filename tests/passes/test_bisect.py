@@ -15,6 +15,7 @@ import pytest
 
 from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import registry
+from backend.quantization import joined_key
 from backend.runtime import value as values
 from recipes.recipe import UserError
 from zoo import bisect
@@ -46,11 +47,58 @@ def case() -> bisect.Case:
     return bisect.Case("step", graph, [x], SimpleNamespace(get_data=lambda key: data[key].tobytes()))  # type: ignore[arg-type]
 
 
+def test_constants_that_were_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linear whose weights and biases are each those of two, the biases alike: found, and written so that it runs."""
+    graph = Graph()
+    x = graph.add_value(TensorSpec("float32", (5, 8)))
+    w = graph.add_value(TensorSpec("float32", (12, 8), joined_key(["q", "k"])))
+    b = graph.add_value(TensorSpec("float32", (12,), joined_key(["zero", "zero"])))
+    out = graph.add_value(TensorSpec("float32", (5, 12)))
+    graph.nodes = [Node("aten.linear.default", {"input": Ref(x), "weight": Ref(w), "bias": Ref(b)}, (out,))]
+    graph.inputs, graph.outputs = [x], [out]
+    rng = np.random.default_rng(0)
+    shapes = {"q": (4, 8), "k": (8, 8), "zero": (6,)}
+    data = {key: rng.standard_normal(shape).astype(np.float32).tobytes() for key, shape in shapes.items()}
+    inputs = [rng.standard_normal((5, 8)).astype(np.float32)]
+    joined = bisect.Case("step", graph, inputs, SimpleNamespace(get_data=data.__getitem__))  # type: ignore[arg-type]
+    found = joined.find(tmp_path)
+    assert found.first is None and found.rows[0].error < 1e-6
+    with monkeypatch.context() as patch:
+        sabotage(patch, "aten.linear.default", lambda y, b: b.pointwise("({0} * 1.01)", [y], y.dtype, y.shape))
+        found = joined.find(tmp_path)
+    assert found.first is not None and found.reproducer is not None
+    assert alone(found.reproducer) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "size", [{"output_size": [6, 14], "scale_factors": None}, {"output_size": None, "scale_factors": [2.0, 2.0]}]
+)
+def test_an_operator_whose_arguments_are_none(size: dict[str, Any], tmp_path: Path) -> None:
+    """None where torch has no default for it: a resize by a size or by factors."""
+    graph = Graph()
+    x, near = (graph.add_value(TensorSpec("float32", (1, 2, *sides))) for sides in ((3, 7), (6, 14)))
+    graph.nodes = [Node("aten.upsample_nearest2d.vec", {"input": Ref(x), **size}, (near,))]
+    graph.inputs, graph.outputs = [x], [near]
+    data = np.random.default_rng(0).standard_normal((1, 2, 3, 7), np.float32)
+    found = bisect.Case("resize", graph, [data], SimpleNamespace(get_data={}.__getitem__)).find(tmp_path)  # type: ignore[arg-type]
+    assert found.first is None and [row.error for row in found.rows] == [0.0]
+
+
 def sabotage(monkeypatch: pytest.MonkeyPatch, name: str, wrong: Any) -> None:
     op = registry.find(name)
     assert op is not None
     lower = op.lower
     monkeypatch.setitem(registry._OPS, name, replace(op, lower=lambda call, b: wrong(lower(call, b), b)))
+
+
+def alone(reproducer: Path) -> float:
+    """The largest difference that the case prints."""
+    done = subprocess.run(
+        [sys.executable, reproducer / "run.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, cwd=reproducer.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout.split()[2])
 
 
 def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
@@ -70,12 +118,7 @@ def test_the_first_operator_at_fault_and_a_case_of_it(tmp_path: Path, monkeypatc
     assert 0.009 < found.first.error < 0.011
     assert [row.op for row in found.rows if row.jumps] == ["aten.tanh.default"]  # what follows it is right by itself
     # Alone, on a backend that is right, it is right: the case holds what the operator was given.
-    done = subprocess.run(
-        [sys.executable, found.reproducer / "run.py"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[2]) < 1e-6
+    assert alone(found.reproducer) < 1e-6
 
 
 def test_a_fault_of_fused_kernels_is_found_by_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

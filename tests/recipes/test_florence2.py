@@ -297,7 +297,7 @@ def test_check_sees_faults_of_the_caches(fault: str) -> None:
 
 
 def test_workloads_run_on_every_side(tiny: Ready) -> None:
-    for workload in RECIPE.workloads({"webgpu": tiny.program}, ExportRequest("webgpu", "tiny")):  # type: ignore
+    for workload in RECIPE.workloads({"webgpu": tiny.program}, ExportRequest("webgpu", "tiny")):  # type: ignore[misc]
         assert set(workload.calls) == {"webgpu", "eager", "eager-cuda"} and workload.amount >= 1
         workload.calls["webgpu"]()
         workload.calls["eager"]()

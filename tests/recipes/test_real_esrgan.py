@@ -5,10 +5,14 @@ pytest tests/recipes/test_real_esrgan.py
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +20,12 @@ import torch
 from PIL import Image
 from real_esrgan_support import Nearest, eager, needs_package, needs_pictures, program_of
 
-from recipes.real_esrgan import RECIPE, runner
+from backend.runtime.device_tensor import DeviceTensor
+from recipes.real_esrgan import RECIPE, runner, sinks
 from recipes.real_esrgan.networks import Pixels, Upscale
-from recipes.real_esrgan.pictures import Picture
+from recipes.real_esrgan.pictures import NOT_NUMBERS, Picture
 from recipes.real_esrgan.variants import VARIANTS
-from recipes.recipe import ExportRequest
+from recipes.recipe import ExportRequest, UserError
 from tests.cli.harness import environ, one_error_line
 from tests.passes.programs import Method, lower
 from zoo import artifact
@@ -95,6 +100,123 @@ def test_tiles_ahead_are_tiles_in_turn(mode: str, dtype: str, elsewhere: Path) -
                     assert done.tiles == tiles
                     made.append((tile, Path("out.png").read_bytes()))
     assert len(made) == 8 and len(set(made)) == 2
+
+
+class Bright(torch.nn.Module):
+    """Leaves pixels alone, but for black: that becomes no number."""
+
+    def forward(self, picture: torch.Tensor) -> torch.Tensor:
+        return torch.where(picture > 0, picture, torch.inf)
+
+
+class Watched:
+    """A program that keeps its results on the GPU, and which of them are still held."""
+
+    keeps_on_device = True
+
+    def __init__(self, program: Program, methods: tuple[str, ...]) -> None:
+        self._program, self.methods = program, methods
+        self.started: list[list[weakref.ref[DeviceTensor]]] = []
+
+    def start(self, method: str, *inputs: np.ndarray, fetch: Sequence[int]) -> list[DeviceTensor]:
+        tensors = self._program.start(method, *inputs, fetch=fetch)
+        self.started.append([weakref.ref(tensor) for tensor in tensors])
+        return tensors
+
+    def run(self, method: str, *inputs: np.ndarray) -> list[np.ndarray]:
+        raise AssertionError("nothing is waited for at once")
+
+    def held(self) -> int:
+        tensors = [ref() for refs in self.started for ref in refs]
+        return sum(tensor is not None and tensor._buffer is not None for tensor in tensors)
+
+
+@pytest.fixture(scope="module")
+def bright(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program of both methods for windows of 16 × 17, with its assets: pictures of 28 × 30 are four of them."""
+    path = tmp_path_factory.mktemp("bright") / "bright.pte"
+    example = (torch.zeros(1, 3, 16, 17),)
+    upscale = Upscale(Bright(), torch.float32)
+    assert lower(path, {"upscale": Method(upscale, example), "pixels": Method(Pixels(upscale), example)}).refusals == []
+    assets_of(path).mkdir()
+    (assets_of(path) / "recipe.json").write_text(
+        '{"scale": 1, "multiple": 1, "radius": 2, "max_side": 512, "pixel_bytes": 256, "is_real": true}'
+    )
+    return path
+
+
+def noise(mode: str) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(1, 256, (28, 30, 3), np.uint8)).convert(mode)
+
+
+@pytest.mark.parametrize(
+    ("mode", "methods"), [("RGB", ("upscale", "pixels")), ("RGB", ("upscale",)), ("L", ("upscale",))]
+)
+def test_no_number_while_the_next_tile_is_under_way(
+    mode: str, methods: tuple[str, ...], bright: Path, elsewhere: Path
+) -> None:
+    """One error, the old picture, no memory of the tile that had begun; and the next picture is right."""
+    good = noise(mode)
+    good.save("good.png")
+    spoilt = good.copy()
+    spoilt.putpixel((28, 3), (0, 0, 0) if mode == "RGB" else 0)  # of the second tile alone
+    spoilt.save("spoilt.png")
+    Path("out.png").write_bytes(b"the old picture")
+    with Program.load(bright, "direct") as program:
+        watched = Watched(program, methods)
+        upscaler = runner.Upscaler(watched, assets_of(bright), "16")
+        said = None
+        try:
+            upscaler.file(Path("spoilt.png"), Path("out.png"))
+        except UserError as error:  # not pytest.raises, which holds the frames and all that is in them
+            said = str(error)
+        assert said == NOT_NUMBERS
+        assert len(watched.started) == 3 and watched.held() == 0
+        assert sorted(os.listdir()) == ["good.png", "out.png", "spoilt.png"]
+        assert Path("out.png").read_bytes() == b"the old picture"
+        upscaler.file(Path("good.png"), Path("out.png"))
+        assert len(watched.started) == 7 and watched.held() == 0
+    np.testing.assert_array_equal(np.asarray(Image.open("out.png")), np.asarray(good))
+
+
+def test_bands_that_are_given_up(bright: Path) -> None:
+    """Closed by who takes them, or let go: the tile that had begun is let go too, and the next picture is right."""
+    picture = Picture(np.asarray(noise("RGB")))
+    with Program.load(bright, "direct") as program:
+        watched = Watched(program, ("upscale", "pixels"))
+        upscaler = runner.Upscaler(watched, assets_of(bright), "16")
+        for bands, begun in ((0, 0), (1, 3), (2, 4)):
+            watched.started.clear()
+            made = runner.enlarge(watched, picture, upscaler.layout(picture), upscaler.limits)
+            for _ in range(bands):
+                next(made)
+            assert len(watched.started) == begun and (watched.held() > 0) == (bands == 1)
+            if bands == 1:
+                made.close()
+                assert next(made, None) is None
+            del made
+            assert watched.held() == 0 and len(watched.started) == begun
+        made = runner.enlarge(watched, picture, upscaler.layout(picture), upscaler.limits)
+        np.testing.assert_array_equal(np.concatenate(list(made)), picture.colour)
+
+
+def test_ctrl_c_between_bands_leaves_nothing(bright: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise("RGB").save("in.png")
+    Path("out.png").write_bytes(b"the old picture")
+    written = 0
+
+    def interrupted(png: Any, rows: np.ndarray) -> None:
+        nonlocal written
+        written += 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sinks._Png, "write", interrupted)
+    with Program.load(bright, "direct") as program:
+        watched = Watched(program, ("upscale", "pixels"))
+        with contextlib.suppress(KeyboardInterrupt):
+            runner.Upscaler(watched, assets_of(bright), "16").file(Path("in.png"), Path("out.png"))
+        assert written == 1 and len(watched.started) == 3 and watched.held() == 0
+    assert sorted(os.listdir()) == ["in.png", "out.png"] and Path("out.png").read_bytes() == b"the old picture"
 
 
 @pytest.mark.slow

@@ -5,10 +5,12 @@ pytest tests/recipes/test_real_esrgan_pictures.py
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import weakref
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -203,31 +205,73 @@ def test_endings_and_profiles(name: str, mode: str, tmp_path: Path, upscaler: ru
     assert abs(got - np.asarray(expected, float)).max() <= 3
 
 
+def parts(data: bytes) -> list[tuple[bytes, bytes]]:
+    """The chunks of a PNG, by their kinds."""
+    found, at = [], 8
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        found.append((data[at + 4 : at + 8], data[at + 8 : at + 8 + length]))
+        at += length + 12
+    return found
+
+
+def decoded(path: Path, channels: int, deep: bool) -> np.ndarray:
+    """`[H, W, channels]` of a PNG by Pillow, which keeps 8 of 16 bits: the bytes of one or two channels of 16 bits are
+    those of twice as many of 8, and are read as such."""
+    data = path.read_bytes()
+    if deep and channels > 2:
+        with Image.open(path) as image:
+            deep_colour = pictures._deep_colour(image, path)
+        assert deep_colour is not None
+        return deep_colour
+    if deep:
+        head = b"IHDR" + data[16:24] + bytes([8, {1: 4, 2: 6}[channels]]) + data[26:29]
+        data = data[:12] + head + struct.pack(">I", zlib.crc32(head)) + data[33:]
+    pixels = np.asarray(Image.open(io.BytesIO(data)))
+    return pixels.view(">u2" if deep else "u1").reshape(*pixels.shape[:2], channels)
+
+
 @pytest.mark.parametrize("width", [1, 7, 700])
-@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_png_in_pieces_is_one_stream(
-    width: int, channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    width: int, channels: int, dtype: type[np.integer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose checksum holds, and which finds again what an earlier piece held: rows that repeat cost next to nothing."""
-    rows = np.random.default_rng(0).integers(0, 256, (20, width, channels), np.uint8)
+    rows = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (20, width, channels), dtype, endpoint=True)
     pixels = np.concatenate([rows[np.random.default_rng(n).permutation(20)] for n in range(10)])
-    for piece in (1, 3 * width * channels, 2**18):
+    line, deep = width * channels * rows.itemsize, dtype == np.uint16
+    for piece in (1, 3 * line, 2**18):
         monkeypatch.setattr(sinks, "_PIECE", piece)
         path = tmp_path / f"{piece}.png"
-        with sinks.open_sink(path, width, len(pixels), channels, False, None) as sink:
+        with sinks.open_sink(path, width, len(pixels), channels, deep, None) as sink:
             sink.write(pixels[:61])
             sink.write(pixels[61:])
-        data, stream, at = path.read_bytes(), b"", 8
-        while at < len(data):
-            (length,), kind = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
-            stream += data[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
-            at += length + 12
+        stream = b"".join(body for kind, body in parts(path.read_bytes()) if kind == b"IDAT")
         inflate = zlib.decompressobj()
-        assert len(inflate.decompress(stream)) == len(pixels) * (1 + width * channels)
+        assert len(inflate.decompress(stream)) == len(pixels) * (1 + line)
         assert inflate.eof and not inflate.unused_data
-        np.testing.assert_array_equal(np.asarray(Image.open(path)).reshape(pixels.shape), pixels)
-    if width == 700 and channels == 1:
-        assert (tmp_path / f"{3 * width}.png").stat().st_size < 1.2 * (tmp_path / f"{2**18}.png").stat().st_size
+        np.testing.assert_array_equal(decoded(path, channels, deep), pixels)
+    if line == 700:
+        assert (tmp_path / f"{3 * line}.png").stat().st_size < 1.2 * (tmp_path / f"{2**18}.png").stat().st_size
+
+
+@pytest.mark.parametrize("channels", [2, 3])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_png_is_the_same_from_any_number_of_threads(
+    channels: int, dtype: type[np.integer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ramp = np.arange(90 * 70 * channels).reshape(90, 70, channels).astype(dtype)
+    monkeypatch.setattr(sinks, "_PIECE", 4 * ramp[0].nbytes)
+    made = set()
+    for threads in (1, 2, 7):
+        with ThreadPoolExecutor(threads) as pool:
+            monkeypatch.setattr(sinks, "workers", lambda pool=pool: pool)
+            with sinks.open_sink(tmp_path / "out.png", 70, 90, channels, dtype == np.uint16, None) as sink:
+                sink.write(ramp)
+        made.add((tmp_path / "out.png").read_bytes())
+    assert len(made) == 1
+    np.testing.assert_array_equal(decoded(tmp_path / "out.png", channels, dtype == np.uint16), ramp)
 
 
 def test_cmyk(tmp_path: Path, upscaler: runner.Upscaler) -> None:

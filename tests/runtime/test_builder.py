@@ -12,11 +12,13 @@ from backend.blob import to_blob
 from backend.expr import Expr
 from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.runtime import builder, memory, plan
+from backend.runtime import value as values
 from backend.runtime.builder import lower_graph
 from backend.runtime.capabilities import Capabilities
 from backend.runtime.delegate import Delegate
 from backend.runtime.dispatch import fold
 from backend.runtime.errors import DeviceError
+from backend.runtime.tensor import Buffer, Tensor
 from tests.passes.make import Maker
 from zoo.eager import interpret
 
@@ -184,6 +186,26 @@ def test_views_move_no_data():
     m.graph.outputs = [m("neg.default", self=y).value]
     assert len(lower(m.graph).dispatches) == 1
     check(m, [torch.randn(4, 6)])
+
+
+@pytest.mark.parametrize("kind", ["pending", "scalar", "memory", "empty", "counted", "computed"])
+def test_a_reshape_to_another_number_of_elements_is_an_error(kind: str) -> None:
+    """Whatever the value is made of: nothing but strides would tell otherwise, which only memory has."""
+    memory_of = {n: Tensor(Buffer("temp", 4 * n, ""), F32, (n,), (1,)) for n in (0, 6)}
+    value = {
+        "pending": lambda: values.Value((6,), F32, values.Pending(None, F32)),
+        "scalar": lambda: values.scalar(1.0, F32, (6,)),
+        "memory": lambda: values.of_tensor(memory_of[6]),
+        "empty": lambda: values.of_tensor(memory_of[0]),
+        "counted": lambda: values.iota(6, 0, 1, "int32"),
+        "computed": lambda: values.cast(values.of_tensor(memory_of[6]), "int32"),
+    }[kind]()
+    same = (0, 3) if kind == "empty" else (2, 3)
+    reshaped = values.reshape(value, same)
+    assert reshaped is not None and reshaped.shape == same
+    for shape in ((5,), (2, 4), ()):
+        with pytest.raises(AssertionError, match=r"cannot reshape \((6|0),\) to"):
+            values.reshape(value, shape)
 
 
 def test_the_same_value_twice_among_the_outputs_and_an_input_as_output():
