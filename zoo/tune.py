@@ -19,7 +19,7 @@ import numpy as np
 
 from backend.graph import Graph, Node, Ref, TensorSpec
 from backend.ops import calibration, tiles
-from backend.ops.tiles import SHIPPED, TILES, Choice, Costs, Sizes, Tile
+from backend.ops.tiles import SHIPPED, TILES, Choice, Costs, Rate, Sizes, Tile
 from backend.runtime.builder import lower_graph
 from backend.runtime.capabilities import capabilities
 from backend.runtime.delegate import DelegateResources
@@ -33,11 +33,11 @@ from zoo.console import progress
 # rows, depth, columns: from one that fills a GPU to ones of few groups, long and short sums.
 FITTED = (
     (2048, 2048, 2048), (1024, 1024, 1024), (640, 512, 2048), (640, 2048, 512), (256, 512, 512), (128, 1024, 4096),
-    (512, 3072, 1024), (100, 768, 768), (384, 256, 1536), (64, 4096, 256),
+    (512, 3072, 1024), (100, 768, 768), (384, 256, 1536), (64, 4096, 256), (4096, 384, 1536), (2304, 512, 2048),
 )  # fmt: skip
 HELD_OUT = (
     (1536, 2048, 1536), (512, 1024, 6144), (640, 512, 512), (77, 768, 3072), (197, 768, 768), (1500, 384, 1536),
-    (128, 128, 128), (333, 1000, 500),
+    (128, 128, 128), (333, 1000, 500), (16384, 192, 768), (4900, 384, 1152),
 )  # fmt: skip
 TRIED = (1, 2, 4, 8, 16)  # parts
 MOST_GROUPS = 1280  # with more groups than that, parts of depth say nothing new
@@ -46,7 +46,8 @@ ROUNDS = 3
 MOST_REPEATS = 200
 PROCESSORS = 256  # at most, that the fit looks for
 LEAST_GAIN = 1.01  # times differ by so much from one run to the next
-EDGES = (16, 32, 48, 64, 96, 128)
+EDGES = (4, 8, 12, 16, 24, 32, 48, 64, 96)
+FIRST_EDGE = 16
 TURNS = 8  # of the fit, at most
 CROWDS = (1, 2, 4, 8)  # groups on a processor from which on they are first taken to be bound by sharing it
 
@@ -208,10 +209,18 @@ def _seconds(timer: Timer) -> float:
 
 def fit(samples: Sequence[Sample], able: Sequence[Tile]) -> tuple[Costs, float]:
     """The costs that explain the times best, and their relative error. A tile that has no times costs as shipped."""
-    edge = SHIPPED.edge
-    found = min((_fit(samples, able, processors, edge) for processors in range(1, PROCESSORS + 1)), key=_error)
+    edges = [float(FIRST_EDGE)] * len(able)
+    found = min((_fit(samples, able, processors, edges) for processors in range(1, PROCESSORS + 1)), key=_error)
     processors = found[0].processors
-    return min((_fit(samples, able, processors, edge, crowd) for edge in EDGES for crowd in CROWDS), key=_error)
+    crowd = min(CROWDS, key=lambda crowd: _error(_fit(samples, able, processors, edges, crowd)))
+    for _ in range(2):  # an edge depends on the others by what the tiles have in common, which is little
+        for tile in range(len(able)):
+            tried = [[*edges[:tile], float(edge), *edges[tile + 1 :]] for edge in EDGES]
+            fits = [_fit(samples, able, processors, one, crowd) for one in tried]
+            at = min(range(len(EDGES)), key=lambda at: _error(fits[at]))
+            if _error(fits[at]) <= _error(found):
+                found, edges = fits[at], tried[at]
+    return found
 
 
 def _error(fitted: tuple[Costs, float]) -> float:
@@ -219,11 +228,13 @@ def _error(fitted: tuple[Costs, float]) -> float:
 
 
 def _fit(
-    samples: Sequence[Sample], able: Sequence[Tile], processors: int, edge: int, crowd: int = CROWDS[0]
+    samples: Sequence[Sample], able: Sequence[Tile], processors: int, edges: Sequence[float], crowd: int = CROWDS[0]
 ) -> tuple[Costs, float]:
     """Least squares, in turn with finding out of each time which of its two bounds it is: latency or sharing."""
     at = np.array([able.index(sample.choice.tile) for sample in samples])
-    terms = np.array([tiles.terms(sample.sizes, sample.choice, processors, edge) for sample in samples])
+    terms = np.array(
+        [tiles.terms(one.sizes, one.choice, processors, edges[tile]) for one, tile in zip(samples, at, strict=True)]
+    )
     times = np.array([sample.time for sample in samples])
     alone, shared = terms[:, 3], terms[:, 4]
     is_shared = shared > crowd * alone
@@ -237,12 +248,13 @@ def _fit(
         error = np.abs((terms[:, :3] @ found[:3] + bounds.max(1)) / times - 1)
         spread = math.sqrt(np.mean(np.minimum(error, 0.3) ** 2))
         if best is None or spread < best[1]:
-            rates = dict(zip(able, ((float(a), float(b)) for a, b in pairs), strict=True))
-            kept = (rates.get(tile, rate) for tile, rate in zip(TILES, SHIPPED.rates, strict=True))
+            fitted = [Rate(float(a), float(b), edge) for (a, b), edge in zip(pairs, edges, strict=True)]
+            rates = dict(zip(able, fitted, strict=True))
             launch, adding, element = (float(item) for item in found[:3])
-            shipped = zip(kept, SHIPPED.rates, strict=True)
-            rates_of_all = tuple(rate if any(rate) else usual for rate, usual in shipped)
-            best = Costs(processors, edge, launch, adding, element, rates_of_all), spread
+            shipped = zip(TILES, SHIPPED.rates, strict=True)
+            # A tile that no time was of has none.
+            known = tuple(rates[tile] if tile in rates and any(rates[tile][:2]) else usual for tile, usual in shipped)
+            best = Costs(processors, launch, adding, element, known), spread
         before, is_shared = is_shared, bounds[:, 1] >= bounds[:, 0]
         if (before == is_shared).all():
             break

@@ -19,9 +19,9 @@ from typing import Any
 import wgpu
 
 from backend.files import cache_folder, replacing
-from backend.ops.tiles import TILES, Costs
+from backend.ops.tiles import TILES, Costs, Rate
 
-_FORMAT = 1
+_FORMAT = 2
 _MOST_BYTES = 1 << 16
 _NUMBERS = ("launch", "adding", "element")
 _INFO = ("device", "vendor", "description", "backend_type", "adapter_type")
@@ -47,7 +47,7 @@ def save(adapter: Any, costs: Costs) -> Path:
     """Writes the calibration, whole or not at all. Raises `OSError`."""
     target = path(adapter)
     rates = {tile.name: list(rate) for tile, rate in zip(TILES, costs.rates, strict=True)}
-    numbers = {name: getattr(costs, name) for name in ("processors", "edge", *_NUMBERS)}
+    numbers = {name: getattr(costs, name) for name in ("processors", *_NUMBERS)}
     content = {"format": _FORMAT, "adapter": identity(adapter), "kernel": _kernel(), **numbers, "rates": rates}
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -97,19 +97,17 @@ def _costs(content: bytes, owner: dict[str, str]) -> Costs:
         raise _Unusable("of another version")
     if found["adapter"] != owner or found["kernel"] != _kernel():
         raise _Unusable("made for another adapter, or for other kernels")
-    counts = [found[name] for name in ("processors", "edge")]
-    if any(type(item) is not int or not low <= item <= 1 << 16 for item, low in zip(counts, (1, 0), strict=True)):
-        raise ValueError("counts")
-    rates = [found["rates"][tile.name] for tile in TILES]
+    processors = found["processors"]
+    if type(processors) is not int or not 1 <= processors <= 1 << 16:
+        raise ValueError("processors")
+    rates = [Rate(*found["rates"][tile.name]) for tile in TILES]
     numbers = [found[name] for name in _NUMBERS]
-    flat = [*numbers, *(item for alone, shared in rates for item in (alone, shared))]
-    if any(type(item) not in (int, float) or not 0 <= item < math.inf for item in flat):
+    if any(type(item) not in (int, float) or not 0 <= item < math.inf for items in (numbers, *rates) for item in items):
         raise ValueError("numbers")
-    if any(alone + shared <= 0 for alone, shared in rates):
+    if any(rate.alone + rate.shared <= 0 for rate in rates):
         raise ValueError("rates")
-    processors, edge = counts
     launch, adding, element = map(float, numbers)
-    return Costs(processors, edge, launch, adding, element, tuple((float(a), float(s)) for a, s in rates))
+    return Costs(processors, launch, adding, element, tuple(Rate(*map(float, rate)) for rate in rates))
 
 
 @functools.cache

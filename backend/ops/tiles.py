@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from backend.ops.parts import add_parts, parts_along, sum_code
 from backend.runtime import value as values
@@ -27,6 +27,7 @@ MOST_IN_PARTS = 2**22  # elements of the parts together, float32
 EQUAL = 1.02  # times that differ by less are the same to the model, which is some percent off
 LONG_DEPTH = 4096  # up to so many products are added one after the other: a long row of sums loses digits
 RUN = 2048  # beyond that, so many, and then their sum to those before
+REGISTERS = 65536  # of a processor
 LEAST_DEPTH = 128  # of a part: below it, adding up costs more than it saves
 
 
@@ -66,6 +67,11 @@ class Tile:
     def bytes(self) -> int:
         """Of workgroup memory."""
         return 4 * self.stride * self.BUFFERS * (self.rows + self.cols)
+
+    @property
+    def resident(self) -> int:
+        """Groups that a processor of a GPU works on at a time, by its registers: results, and about 72 more each."""
+        return max(1, REGISTERS // (self.invocations * (16 * self.RM * self.RN + 72)))
 
     @property
     def name(self) -> str:
@@ -124,51 +130,66 @@ class Fixed:
         return self.choice
 
 
+class Rate(NamedTuple):
+    """What a step of depth 1 of a tile takes, in µs.
+
+    alone: bound by latencies, however many groups a processor works on at a time (`Tile.resident`). shared: of its
+    processor's time, for each group. The larger counts; 0 is never the larger. edge: to fill and empty a group's
+    pipeline and to store its results, as so much more depth.
+    """
+
+    alone: float
+    shared: float
+    edge: float
+
+
 @dataclass(frozen=True)
 class Costs:
     """What a product takes on one adapter, in µs. See `terms` for how it adds up.
 
     processors: groups that run without slowing each other down at all. launch: of a dispatch. adding, element: of the
-    dispatch that adds parts, and of a million elements that it reads or writes. edge: to fill and empty a group's
-    pipeline, as so much more depth. rates: for each of `TILES`, the time of one step of depth 1: of a group that is
-    `alone` on its processor, bound by latencies; and `shared`, what each of many groups takes of its processor's time.
+    dispatch that adds parts, and of a million elements that it reads or writes. rates: of each of `TILES`.
     """
 
     processors: int
-    edge: int
     launch: float
     adding: float
     element: float
-    rates: tuple[tuple[float, float], ...]
+    rates: tuple[Rate, ...]
 
     def choose(self, sizes: Sizes, tiles: tuple[Tile, ...]) -> Choice:
         return _fastest(self, sizes, tiles)
 
     def predict(self, sizes: Sizes, choice: Choice) -> float:
         """µs."""
-        alone, shared = self.rates[TILES.index(choice.tile)]
-        once, adds, elements, depth, shares = terms(sizes, choice, self.processors, self.edge)
-        return once * self.launch + adds * self.adding + elements * self.element + max(depth * alone, shares * shared)
+        rate = self.rates[TILES.index(choice.tile)]
+        once, adds, elements, waves, shares = terms(sizes, choice, self.processors, rate.edge)
+        return (
+            once * self.launch
+            + adds * self.adding
+            + elements * self.element
+            + max(waves * rate.alone, shares * rate.shared)
+        )
 
 
-def terms(sizes: Sizes, choice: Choice, processors: int, edge: int) -> tuple[float, float, float, float, float]:
+def terms(sizes: Sizes, choice: Choice, processors: int, edge: float) -> tuple[float, float, float, float, float]:
     """What launch, adding, element, alone and shared are multiplied with; of the last two the larger counts."""
     batches, rows, cols, depth = sizes
     chunk, parts = choice.split(depth)
     crowd = -(-parts * batches * choice.tile.count(rows, cols) // processors)
     steps = chunk / choice.tile.SLICES + edge
     many = float(parts > 1)
-    return 1.0, many, many * (parts + 1) * batches * rows * cols / 1e6, steps, steps * crowd
+    waves = -(-crowd // choice.tile.resident)
+    return 1.0, many, many * (parts + 1) * batches * rows * cols / 1e6, steps * waves, steps * crowd
 
 
-# Fitted to 1900 times of 37 products on an NVIDIA H200 (132 processors), with a relative error of 7%; the shared rates
-# of the tiles of 128 × 128, which came out even, and of MEDIUM_QUARTERED were then set by hand to what the times of its
-# larger products say. What the model chooses is 3% slower than the fastest measured way, on geometric average.
+# Fitted to 682 times of 47 products on an NVIDIA H200 (132 processors), with a relative error of 4%. What the model
+# chooses was measured for 37 of them: 2% slower than the fastest way, on geometric average, and 13% at most.
 SHIPPED = Costs(
-    processors=132, edge=32, launch=3.3264, adding=1.8141, element=1.8461,
+    processors=132, launch=2.107, adding=2.408, element=0.874,
     rates=(
-        (0.1969, 0.1012), (0.2052, 0.2080), (0.1143, 0.1040), (0.0784, 0.0604), (0.0625, 0.0336), (0.1137, 0.1180),
-        (0.0285, 0.0211), (0.0481, 0.0493),
+        Rate(0.1780, 0.0963, 20.7), Rate(0.0, 0.1999, 14.4), Rate(0.1026, 0.0, 15.3), Rate(0.0727, 0.0617, 12.4),
+        Rate(0.0588, 0.0317, 8.3), Rate(0.0, 0.1241, 12.5), Rate(0.0302, 0.0227, 6.3), Rate(0.0, 0.0537, 19.3),
     ),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from backend.ops import calibration, tiles
-from backend.ops.tiles import SHIPPED, TILES, Choice, Costs
+from backend.ops.tiles import SHIPPED, TILES, Choice, Costs, Rate
 from backend.runtime.device import get_device
 from recipes.recipe import UserError
 from zoo import tune
@@ -23,12 +23,11 @@ Zoo = Callable[..., subprocess.CompletedProcess[str]]
 # An adapter of few processors, slow to start a dispatch, that does best with small tiles.
 SLOW = Costs(
     12,
-    32,
     20.0,
     15.0,
     30.0,
     tuple(
-        ((1 + 0.2 * i) * rate, rate)
+        Rate((1 + 0.2 * i) * rate, rate, float(tune.EDGES[i]))
         for i, rate in enumerate(0.002 * tile.rows * tile.cols / 64 + 0.01 * i for i, tile in enumerate(TILES))
     ),
 )
@@ -67,7 +66,7 @@ def test_a_tile_without_times_costs_as_shipped() -> None:
     able = TILES[4:]
     found, _ = tune.fit([s for s in samples(SLOW, 0) if s.choice.tile in able], able)
     assert found.rates[:4] == SHIPPED.rates[:4]
-    assert found.rates[6] == pytest.approx(SLOW.rates[6], rel=1e-3, abs=1e-6)
+    assert tuple(found.rates[6]) == pytest.approx(tuple(SLOW.rates[6]), rel=1e-3, abs=1e-6)
 
 
 def test_non_negative_least_squares() -> None:
