@@ -209,17 +209,20 @@ def _seconds(timer: Timer) -> float:
 
 def fit(samples: Sequence[Sample], able: Sequence[Tile]) -> tuple[Costs, float]:
     """The costs that explain the times best, and their relative error. A tile that has no times costs as shipped."""
-    edges = [float(FIRST_EDGE)] * len(able)
+    edges = (float(FIRST_EDGE),) * len(able)
     found = min((_fit(samples, able, processors, edges) for processors in range(1, PROCESSORS + 1)), key=_error)
     processors = found[0].processors
-    crowd = min(CROWDS, key=lambda crowd: _error(_fit(samples, able, processors, edges, crowd)))
-    for _ in range(2):  # an edge depends on the others by what the tiles have in common, which is little
+    for _ in range(TURNS):  # all but one stay as they are, in turn, until none gets better
+        before = _error(found)
         for tile in range(len(able)):
-            tried = [[*edges[:tile], float(edge), *edges[tile + 1 :]] for edge in EDGES]
-            fits = [_fit(samples, able, processors, one, crowd) for one in tried]
-            at = min(range(len(EDGES)), key=lambda at: _error(fits[at]))
-            if _error(fits[at]) <= _error(found):
-                found, edges = fits[at], tried[at]
+            for edge in map(float, EDGES):
+                for some in CROWDS:
+                    tried = (*edges[:tile], edge, *edges[tile + 1 :])
+                    one = _fit(samples, able, processors, tried, some)
+                    if _error(one) < _error(found):
+                        found, edges = one, tried
+        if _error(found) > 0.999 * before:
+            break
     return found
 
 
