@@ -38,6 +38,8 @@ MODES: Mapping[str, Mode] = {
     "8da4w": Mode(4, 32, True, "8-bit dynamic activations, 4-bit weights in groups of 32"),
     "8da8w": Mode(8, 0, True, "8-bit dynamic activations, 8-bit weights, one scale a row"),
 }
+# Where the scales of groups are kept in bfloat16: by ExecuTorch's XNNPACK partitioner (operators/node_visitor.py).
+BFLOAT16_SCALES = ("xnnpack",)
 
 # Modes whose kernels the ExecuTorch wheel has, by backend. Portable has none: torchao's operators come without
 # out variants. The GPU backend is asked (`kernels`), so that the list stands beside its kernels.
@@ -141,6 +143,9 @@ def settle(recipe: Recipe, request: ExportRequest, methods: Mapping[str, Method]
             if isinstance(weight, TorchAOBaseTensor):
                 if getattr(weight, "activation_quantization", None) is not None:
                     module.register_forward_pre_hook(lambda _, inputs: (rounded_rows(inputs[0]), *inputs[1:]))
+                held: Any = weight
+                if request.backend in BFLOAT16_SCALES and held.scale.shape[-1] > 1:
+                    held.scale = held.scale.to(torch.bfloat16).to(held.scale.dtype)
                 module.weight = torch.nn.Parameter(weight.dequantize(), requires_grad=False)
 
 

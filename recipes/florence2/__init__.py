@@ -39,8 +39,8 @@ def tolerances(_backend: str, dtype: str, mode: str) -> dict[str, Tolerance]:
     """The bounds of the check. Weights have the same values on both sides, rounded or quantized as they are."""
     outputs = ("features", "encoded", "logits")
     if "da" in mode:
-        why = "activations that lie between two of 256 codes are rounded apart, and so on: 11% was measured"
-        return {name: Tolerance(0, 0.15, why) for name in outputs}
+        why = "activations that lie between two of 256 codes are rounded apart, and so on: 15% was measured"
+        return {name: Tolerance(0, 0.2, why) for name in outputs}
     if dtype == "fp16":
         why = "linears and caches keep 11 bits (5e-4), through all layers"
         return {name: Tolerance(0, 2e-2, why) for name in outputs}
