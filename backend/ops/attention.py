@@ -4,7 +4,8 @@ Many queries go through `attention_wide` on a GPU and `attention` elsewhere (til
 through `attention_few`, which is parallel over keys and drops those that a bool mask or causality hides;
 `attention_merge` puts together what was found in spans of the keys. Heads of very many elements with few keys
 (attention between channels) are two products and a softmax between them: their scores are few, and a product can split
-its depth. On processors, that is so for whatever has no mask (`backend.ops.attention_products`).
+its depth. On processors, that is so for whatever hides no keys, and for many queries under causality
+(`backend.ops.attention_products`).
 
 A query that sees no key gives 0, as in torch; in `zoo.sdpa`, which stands for a softmax that a model spells out
 (`backend.passes.attention`), it gives NaN, as that does. With few queries, what a hidden key holds does not matter;
@@ -177,7 +178,8 @@ def _lower(call: Call, b: Builder) -> Value:
     is_plain = call.get("attn_mask") is None and not call.get("is_causal") and not call.get("enable_gqa")
     if is_plain and max(depth, width) > WIDE and keys <= max(depth, width):
         return attention_products.attend(query, key, value, scale, out.dtype, b)
-    if call.get("attn_mask") is None and queries > FEW_QUERIES and lanes.usable(b) and not usable(b):
+    hides_few = bool(call.get("is_causal")) and queries <= FEW_QUERIES
+    if call.get("attn_mask") is None and not hides_few and lanes.usable(b) and not usable(b):
         return attention_products.in_blocks(
             query, key, value, scale, bool(call.get("is_causal")), tuple(out.shape), out.dtype, b
         )
