@@ -43,6 +43,12 @@ class Starting(Runnable, Protocol):
     def start(self, method: str, *inputs: Any, fetch: Sequence[int]) -> list[DeviceTensor]: ...
 
 
+def keeps_on_device(program: Runnable) -> bool:
+    """Whether results of `program` can stay on the GPU: it is `Starting`, and does not say otherwise, as a
+    `zoo.program.Program` in ExecuTorch's runtime does."""
+    return bool(getattr(program, "keeps_on_device", hasattr(program, "start")))
+
+
 @dataclass(frozen=True)
 class Method:
     """One method of the exported program.

@@ -1,7 +1,7 @@
 // The first `kept` elements of each sorted row, with their indices: topk and sort, by rank.
 //
 // An element's place is the number of elements that go before it; equal ones keep their order. Quadratic in n, but
-// without a limit on n and without a pass per bit: meant for short rows.
+// without a limit on n and without a pass per bit: meant for short rows, or few blocks of a long one.
 //
 // reads      x                 [outer, length, inner], by row-major index, n / workgroup + 1 times
 //            at                (`block`) [outer, n / block, inner]: the blocks of each row that are looked into

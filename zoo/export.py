@@ -240,10 +240,11 @@ def _prepare_modules(recipe: Recipe, request: ExportRequest, methods: dict[str, 
 def _halve(methods: dict[str, Method]) -> None:
     import torch
 
+    held = (tensor for method in methods.values() for tensor in method.module.state_dict().values())
+    # A recipe that made its own choice of precision (some f16 inside) keeps it.
+    if any(tensor.dtype == torch.float16 for tensor in held):
+        return
     for name, method in methods.items():
-        # A recipe that made its own choice of precision (some f16 inside) keeps it.
-        if any(tensor.dtype == torch.float16 for tensor in method.module.state_dict().values()):
-            continue
         method.module.half()
         inputs = tuple(value.half() if value.is_floating_point() else value for value in method.example_inputs)
         methods[name] = Method(method.module, inputs, method.dynamic_shapes)

@@ -21,7 +21,7 @@ from backend.runtime.value import Value
 MAX_LENGTH = 16384  # elements that are ranked at once: at this length 2.7e8 comparisons a row
 _WORKGROUP = 64
 _SHORT = 1024  # rows up to this are ranked whole
-_SMALLEST_BLOCK = 4
+_SMALLEST_BLOCK = 4  # block_keys.wgsl reads as many at a time
 
 
 def _block(n: int, k: int) -> int:
@@ -29,14 +29,16 @@ def _block(n: int, k: int) -> int:
     if n <= _SHORT or k < 1:
         return 0
     # The power of two at which blocks (n / block) and the elements of chosen blocks (k * block) are about as many.
-    block = 1 << max(round(math.log2(n / k) / 2), 0)
+    block = max(1 << max(round(math.log2(n / k) / 2), 0), _SMALLEST_BLOCK)
     blocks = -(-n // block)
-    saves = 4 * (blocks**2 + (k * block) ** 2) <= n**2
-    return block if block >= _SMALLEST_BLOCK and k <= blocks and saves else 0
+    saves = n > MAX_LENGTH or 4 * (blocks**2 + (k * block) ** 2) <= n**2
+    return block if k <= blocks and saves else 0
 
 
 def _ranked(n: int, k: int) -> int:
     """The most elements that are ranked at once for the `k` first of `n`."""
+    if k < 1:
+        return 0
     block = _block(n, k)
     return max(-(-n // block), k * block) if block else n
 

@@ -386,9 +386,11 @@ class Builder:
 
     def _stores_vectors(self, row: int, read: int, targets: Mapping[str, Tensor], epilogue: Value | None) -> bool:
         """Whether four neighbours in a row of `out` can be finished and stored at once. read: bindings so far."""
-        left = self.capabilities.max_storage_buffers - read - len(targets) + 1
         out = targets["out"]
-        return row % VECTOR == 0 and in_vectors(epilogue or values.of_tensor(out), out, max(left, 1))
+        if row % VECTOR or epilogue is None:
+            return row % VECTOR == 0 and out.offset % VECTOR == 0
+        others = read + len(targets) - 1
+        return in_vectors(epilogue, out, self.capabilities.max_storage_buffers - others)
 
     def _fit_bindings(self, reads: dict[str, Value | Tensor | Vector], targets: int) -> None:
         """Realises inlined reads, widest first, until the kernel's bindings fit the device's limit."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from backend.graph import BlobError, TensorSpec
+from backend.runtime.errors import DeviceLostError
 
 
 class StateStore:
@@ -58,8 +59,21 @@ class StateStore:
         return [found[index] for index in range(len(sizes))]
 
     def _follow(self, device: Any) -> None:
-        if device is not self._device:  # a lost device took its buffers along: streams start over
-            self._buffers, self._scratch, self._device = {}, [], device
+        """Raises `DeviceLostError`, once, when states were lost with the device and nobody was told."""
+        if device is self._device:
+            return
+        had_states = bool(self._buffers)
+        self.forget()
+        self._device = device
+        if had_states:
+            raise DeviceLostError(
+                "the GPU device was lost, and with it what the program keeps between calls (caches, streams): "
+                "it starts over with the next call"
+            )
+
+    def forget(self) -> None:
+        """The device was lost, and the caller was told: the next call starts over."""
+        self._buffers, self._scratch, self._device = {}, [], None
 
     def names(self) -> list[str]:
         return sorted(self._buffers)

@@ -26,7 +26,7 @@ import numpy as np
 
 from backend.runtime.device_tensor import DeviceTensor
 from recipes.phonon.text import EndOfSpeech, Prompt, TextFrontend
-from recipes.recipe import Runnable, Starting, UserError
+from recipes.recipe import Runnable, Starting, UserError, keeps_on_device
 
 _Frame = tuple[np.ndarray, np.ndarray, np.ndarray]  # latent, end-of-speech logit, samples
 
@@ -72,8 +72,7 @@ class Speaker:
         self.sample_rate: int = self.metadata["sampling_rate"]
         self.voices: tuple[str, ...] = tuple(self.metadata["voices"])
         self._program = program
-        # A program of the direct runtime itself has `start`; `zoo.program.Program` has it and says if it works.
-        self.works_ahead: bool = ahead and getattr(program, "keeps_on_device", hasattr(program, "start"))
+        self.works_ahead: bool = ahead and keeps_on_device(program)
         self._assets = assets
         self._warn = warn
         self._dtype = dtype

@@ -132,17 +132,16 @@ def _choice_rows(
         logits = rng.normal(0, 3, (1, meta["vocab_size"])).astype(np.float32)
         likeliest.append((chosen("likeliest", logits), int(logits.argmax())))
         for sampling in SAMPLINGS:
-            if sampling.top_k > meta["candidates"]:
-                continue
             tokens, chances = distribution(logits[0].astype(np.float64), sampling)
             # The middle of a token's part of [0, 1): no rounding reaches its bounds.
             place = rng.choice(np.flatnonzero(chances > 1e-3))
             top_k, settings = Sampler(sampling).inputs()
             settings[3] = chances[:place].sum() + chances[place] / 2
             drawn.append((chosen("draw", logits, top_k, settings), int(tokens[place])))
-    logits[0, -1] = np.nan
-    likeliest.append((chosen("likeliest", logits), NOT_FINITE))
-    drawn.append((chosen("draw", logits, top_k, settings), NOT_FINITE))
+    broken = np.full((1, meta["vocab_size"]), np.nan, dtype=np.float32)
+    broken[0, 0] = 1.0
+    likeliest.append((chosen("likeliest", broken), NOT_FINITE))
+    drawn.append((chosen("draw", broken, *Sampler(SAMPLINGS[0]).inputs()), NOT_FINITE))
     return [
         Comparison(f"{name}.tokens", np.array([a for a, _ in pairs]), np.array([b for _, b in pairs]), bound)
         for name, pairs in (("likeliest", likeliest), ("draw", drawn))

@@ -2,7 +2,8 @@
 
 With them a text is written without its logits ever leaving the GPU, and the next step is begun before the host knows
 this one's token. They follow the rules of sampling.py, in float32: a draw whose random number lies within rounding of
-the bound between two tokens may fall on the other one there. Shape below: V vocabulary.
+the bound between two tokens may fall on the other one there. Of tokens that are equal at the bound of top-k all stay
+there, and here as many as `CANDIDATES` has room for. Shape below: V vocabulary.
 """
 
 from __future__ import annotations

@@ -23,9 +23,10 @@ from typing import Any, cast
 import numpy as np
 
 from backend.runtime.device_tensor import DeviceTensor
+from backend.runtime.errors import DeviceError
 from recipes.qwen3.sampling import Sampler, Sampling
 from recipes.qwen3.text import Message, TextFrontend
-from recipes.recipe import Runnable, Starting, UserError
+from recipes.recipe import Runnable, Starting, UserError, keeps_on_device
 
 _NOT_FINITE = "the program produced logits that are not finite: nothing more is written"
 
@@ -60,7 +61,7 @@ def _rate(tokens: int, seconds: float) -> str:
 
 
 class Writer:
-    """Tokens from one loaded program. One text at a time: the program's caches are the writer's.
+    """Tokens from one loaded program, whose caches are the writer's. Texts that are written in turns are read again.
 
     `ahead=False` makes one call after the other also where the program keeps results on the GPU.
     """
@@ -71,37 +72,47 @@ class Writer:
         self._program = program
         self._max_prompt: int = metadata["max_prompt"]
         self._candidates: int = metadata.get("candidates", 0)  # programs of before cannot choose
-        # A program of the direct runtime itself has `start`; `zoo.program.Program` has it and says if it works.
-        can_stay = getattr(program, "keeps_on_device", hasattr(program, "start"))
-        self.works_ahead: bool = ahead and can_stay and self._candidates > 0
+        self.works_ahead: bool = ahead and keeps_on_device(program) and self._candidates > 0
         self.cached: list[int] = []  # tokens whose keys and values are in the caches, by position
+        self._text: Sequence[int] = self.cached  # the one that was read last
 
     def read(self, ids: Sequence[int]) -> tuple[np.ndarray, int]:
         """Makes `ids` the text so far. Returns the logits `[V]` after it and how many tokens had to be read.
 
-        Raises `ContextFull` when it is longer than the caches, `UserError` for logits that are not finite.
+        Raises `ContextFull` when it is longer than the caches, `UserError` for logits that are not finite, and what
+        the program raises.
         """
-        parts, count = self._unread(ids)
-        for first, part in parts:
-            del self.cached[first:]
-            (logits,) = self._program.run("step", part, np.array([first]))
-            self.cached.extend(int(token) for token in part[0])
+        logits, count = self._fill(ids, lambda *inputs: self._program.run("step", *inputs)[0])
         if not np.isfinite(logits).all():
             raise UserError(_NOT_FINITE)
         return logits[0], count
 
-    def _unread(self, ids: Sequence[int]) -> tuple[list[tuple[int, np.ndarray]], int]:
-        """(position, tokens `[1, S]`) of the calls that make `ids` the text so far, and how many tokens they read."""
+    def _fill(self, ids: Sequence[int], step: Callable[..., Any]) -> tuple[Any, int]:
+        """Fills the caches with `ids` by calls of `step`: the logits of the last, and how many tokens were read."""
         if len(ids) > self.capacity:
             raise ContextFull(
                 f"the context is full: the conversation has {len(ids)} tokens, the program was exported for "
                 f"{self.capacity} (--context makes a larger one)"
             )
+        self._text = ids
         # The last token is always run: its logits are what is wanted.
         start = min(_common(ids, self.cached), len(ids) - 1)
-        firsts = range(start, len(ids), self._max_prompt)
-        parts = [np.array([ids[first : min(first + self._max_prompt, len(ids))]], dtype=np.int64) for first in firsts]
-        return list(zip(firsts, parts, strict=True)), len(ids) - start
+        for first in range(start, len(ids), self._max_prompt):
+            part = np.array([ids[first : min(first + self._max_prompt, len(ids))]], dtype=np.int64)
+            del self.cached[first:]
+            with self._forgetful():
+                logits = step(part, np.array([first]))
+            self.cached.extend(int(token) for token in part[0])
+        return logits, len(ids) - start
+
+    @contextlib.contextmanager
+    def _forgetful(self) -> Iterator[None]:
+        """The GPU's failure may have taken the caches along."""
+        try:
+            yield
+        except DeviceError:
+            self.cached.clear()
+            raise
 
     def generate(self, ids: Sequence[int], sampling: Sampling, max_tokens: int, turn: Turn) -> Iterator[int]:
         """Tokens that follow `ids`, a stop token included; `turn` is filled in as they come.
@@ -114,6 +125,7 @@ class Writer:
         count = min(max_tokens, room)
         started = time.perf_counter()
         sampler = Sampler(sampling)
+        turn.end = "length"
         if method is None:
             made = self._made_in_turn(list(ids), sampler, count, turn)
         else:
@@ -126,7 +138,7 @@ class Writer:
                     turn.prompt_seconds, started = now - started, now
                 turn.seconds = time.perf_counter() - started
                 ends_here = token in self.stop_ids
-                turn.end = "stop" if ends_here else "context" if turn.tokens == room else "length"
+                turn.end = "stop" if ends_here else "context" if turn.tokens == room else turn.end
                 yield token
                 if ends_here:
                     return
@@ -140,35 +152,40 @@ class Writer:
             yield text[-1]
 
     def _made_ahead(self, text: list[int], sampler: Sampler, method: str, count: int, turn: Turn) -> Generator[int]:
-        """A step further than what was asked for, but for the first token: nothing may delay that one."""
+        """The step after a token is begun before that token is known here; not so with the first one, which nothing
+        may delay."""
         program = cast(Starting, self._program)
+
+        def step(token: Any, position: np.ndarray) -> DeviceTensor:
+            (logits,) = program.start("step", token, position, fetch=())
+            return logits
 
         def choose(logits: DeviceTensor) -> DeviceTensor:
             (token,) = program.start(method, logits, *sampler.inputs(), fetch=(0,))
             return token
 
-        def step(token: DeviceTensor, position: int) -> DeviceTensor:
+        def after(token: DeviceTensor, position: int) -> DeviceTensor:
+            if self._text is not text:  # another one was read in between
+                self._fill(text, step)
             del self.cached[position:]
-            (logits,) = program.start("step", token, np.array([position]), fetch=())
-            return choose(logits)
+            return choose(step(token, np.array([position])))
 
-        parts, turn.read_tokens = self._unread(text)
-        for first, part in parts:
-            del self.cached[first:]
-            (logits,) = program.start("step", part, np.array([first]), fetch=())
-            self.cached.extend(int(token) for token in part[0])
-        token = choose(logits)
+        logits, turn.read_tokens = self._fill(text, step)
+        with self._forgetful():
+            token = choose(logits)
         for made in range(count):
-            following = step(token, len(text)) if 0 < made < count - 1 else None
-            value = int(token.numpy()[0, 0])
+            with self._forgetful():
+                following = after(token, len(text)) if 0 < made < count - 1 else None
+                value = int(token.numpy()[0, 0])
             if value < 0:
                 raise UserError(_NOT_FINITE)
-            if made:
-                self.cached.append(text[-1])  # the step that read it is done
+            if made and self._text is text:
+                self.cached[len(text) - 1 :] = text[-1:]  # the step that read it is done
             text.append(value)
             yield value
             if made < count - 1:
-                token = following or step(token, len(text) - 1)
+                with self._forgetful():
+                    token = after(token, len(text) - 1) if following is None else following
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from recipes.recipe import UserError
 
-_COLDEST = 1e-30  # temperatures below are this one: float32 still divides by it
+_COLDEST = 1e-30  # for float32, temperatures below are this one, and those above its inverse that
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Sampler:
         chosen = self.sampling
         if chosen.temperature == 0:
             return ()
-        temperature = max(chosen.temperature, _COLDEST)
+        temperature = min(max(chosen.temperature, _COLDEST), 1 / _COLDEST)
         settings = (temperature, 1 - chosen.top_p, chosen.min_p, self._rng.random())
         return np.array([chosen.top_k]), np.array(settings, dtype=np.float32)
 
@@ -91,12 +91,14 @@ def penalised(logits: np.ndarray, seen: Iterable[int], penalty: float) -> np.nda
 
 def distribution(scores: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
     """Tokens that may be drawn, the likeliest first, and their probabilities. scores `[V]` float64, penalised."""
-    scores = scores / sampling.temperature
     tokens = np.arange(len(scores))
     if 0 < sampling.top_k < len(scores):
         limit = np.partition(scores, -sampling.top_k)[-sampling.top_k]
         tokens = tokens[scores >= limit]
     tokens = tokens[np.argsort(-scores[tokens], kind="stable")]
+    # Less the greatest before the division: a low temperature must not take scores beyond any number.
+    with np.errstate(over="ignore"):
+        scores = (scores - scores[tokens[0]]) / sampling.temperature
     if sampling.top_p < 1:
         # From the least likely up: those whose sum stays within 1 - top_p go, the likeliest never does.
         gone = _softmax(scores[tokens])[::-1].cumsum()[::-1] <= 1 - sampling.top_p

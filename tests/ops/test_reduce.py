@@ -305,7 +305,14 @@ def _first(x, k, axis, largest):
 
 @pytest.mark.parametrize(
     "shape,axis,k",
-    [((151936,), 0, 64), ((1, 65537), 1, 1), ((2, 5003), -1, 20), ((5003, 3), 0, 7), ((2, 1031, 3), 1, 2)],
+    [
+        ((151936,), 0, 64),
+        ((16385,), 0, 1774),
+        ((1, 65537), 1, 1),
+        ((2, 5003), -1, 20),
+        ((5003, 3), 0, 7),
+        ((2, 1031, 3), 1, 2),
+    ],
 )
 def test_topk_of_long_rows_by_blocks(shape, axis, k):
     """Exact, and equal elements in their order: many are equal here, across the bounds of blocks and at the k-th."""
@@ -347,6 +354,9 @@ def test_topk_of_integer_extremes_by_blocks():
 def test_topk_limits():
     assert "16384" in refusal_of("aten.topk.default", torch.zeros(20000), 15000)
     assert refusal_of("aten.topk.default", torch.zeros(10**6), 64) is None
+    assert refusal_of("aten.topk.default", torch.zeros(10**6), 0) is None
+    for n, k in ((16385, 1774), (20000, 4096), (32768, 3600)):  # too many to be ranked whole
+        assert refusal_of("aten.topk.default", torch.zeros(n), k) is None and sort._ranked(n, k) <= sort.MAX_LENGTH
     for n in (1025, 5003, 151936, 10**6):
         for k in (1, 2, 20, 64, 500, n - 1):
             block = sort._block(n, k)

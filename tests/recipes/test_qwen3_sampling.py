@@ -96,6 +96,16 @@ def test_extremes_of_the_exported_choice() -> None:
     assert int(LikeliestMethod()(torch.tensor([[1.0, 3.0, 3.0]]))) == 1
 
 
+def test_extreme_temperatures_on_the_host() -> None:
+    logits = np.random.default_rng(0).normal(0, 3, 300).astype(np.float32)
+    for temperature in (1e-320, 1e-30):
+        for options in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {}):
+            assert Sampler(Sampling(temperature, **options)).choose(logits, ()) == logits.argmax()  # type: ignore[arg-type]
+    for temperature in (1e300, 1e-320):
+        _, settings = Sampler(Sampling(temperature, top_k=5)).inputs()
+        assert np.isfinite(settings).all() and settings[0] > 0
+
+
 def test_which_method_chooses() -> None:
     assert Sampling().method(64) == Sampling(top_k=100, top_p=0.5).method(64) == "likeliest"
     assert Sampling(0.6, top_k=64).method(64) == "draw"

@@ -14,6 +14,8 @@ import pytest
 from backend.blob import from_blob
 from backend.runtime.builder import lower_graph
 from backend.runtime.capabilities import Capabilities
+from backend.runtime.device import get_device
+from backend.runtime.errors import DeviceError
 from backend.runtime.program import read_program
 from recipes.qwen3 import RECIPE
 from recipes.qwen3.runner import Chat, Turn, Writer
@@ -89,6 +91,20 @@ def test_quantized_with_its_tied_table_once(tmp_path: Path) -> None:
     assert checked.passed, checked
 
 
+def test_halves(tmp_path: Path) -> None:
+    """Linears and caches are float16; what chooses tokens is not, as logits are not. A text is written ahead."""
+    request = make_request(RECIPE, "webgpu", weights="tiny", dtype="fp16")
+    path = export(RECIPE, request, tmp_path / "qwen3.pte").path
+    report = check(RECIPE, request, pte=path)
+    assert report.passed and "draw.tokens" in report.outputs, report
+    answers = []
+    for runtime in ("executorch", "direct"):
+        with Program.load(path, runtime) as program:
+            chat = Chat(program, assets_of(path))
+            answers.append("".join(chat.reply(PROMPT, Sampling(), 8)) + "".join(chat.reply(PROMPT, QWENS_OWN, 8)))
+    assert answers[0] == answers[1]
+
+
 def test_both_runtimes_and_a_process_without_torch_write_the_same(exported: tuple[Path, ExportReport]) -> None:
     path, answers = exported[0], []
     for runtime in ("executorch", "direct"):
@@ -150,6 +166,44 @@ def test_tokens_are_those_of_one_call_after_the_other(
             assert [next(started) for _ in range(taken)] == expected[:taken]
             started.close()  # type: ignore[attr-defined]
             assert write(ahead, text, sampling, count) == expected
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), QWENS_OWN])
+def test_texts_that_are_written_in_turns(
+    exported: tuple[Path, ExportReport], direct: Program, sampling: Sampling
+) -> None:
+    """Each is what it would be alone, and the caches hold what they are said to."""
+    meta = metadata(exported[0]) | {"stop_ids": ()}
+    rng = np.random.default_rng(3)
+    texts = [rng.integers(0, 576, length).tolist() for length in (20, 33)]
+    texts.append([*texts[0][:12], 9, 8])
+    expected = [write(Writer(direct, meta, ahead=False), text, sampling, 8) for text in texts]
+    for pattern in ([0, 1, 2], [0, 0, 1, 2, 2, 2], [0, 0, 0, 1, 0, 2, 1]):
+        writer = Writer(direct, meta)
+        turns = [writer.generate(text, sampling, 8, Turn()) for text in texts]
+        found: list[list[int]] = [[], [], []]
+        while any(len(tokens) < 8 for tokens in found):
+            for at in pattern:
+                found[at] += [token for token in [next(turns[at], None)] if token is not None]
+        assert found == expected, pattern
+        after = [*writer.cached, 7]
+        assert write(writer, after, sampling, 5) == write(Writer(direct, meta, ahead=False), after, sampling, 5)
+
+
+@pytest.mark.parametrize("runtime", ["direct", "executorch"])
+def test_a_lost_gpu_takes_the_text_along(
+    exported: tuple[Path, ExportReport], runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta = metadata(exported[0]) | {"stop_ids": ()}
+    with Program.load(exported[0], runtime) as program:
+        writer = Writer(program, meta)
+        expected = write(writer, [5, 6, 7, 8], Sampling(), 6)
+        tokens = writer.generate([5, 6, 7, 8], Sampling(), 6, Turn())
+        next(tokens), next(tokens)
+        monkeypatch.setattr(get_device(), "lost", "lost in a test")
+        with pytest.raises(DeviceError, match="starts over"):
+            list(tokens)
+        assert write(writer, [5, 6, 7, 8], Sampling(), 6) == expected
 
 
 def test_no_step_is_begun_that_nobody_asked_for(exported: tuple[Path, ExportReport], direct: Program) -> None:

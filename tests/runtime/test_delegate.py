@@ -11,7 +11,7 @@ from backend.graph import BlobError, Graph, Node, Ref, ShapeError, TensorSpec
 from backend.runtime import plan as plans
 from backend.runtime.delegate import Delegate
 from backend.runtime.device import get_device
-from backend.runtime.errors import DeviceError
+from backend.runtime.errors import DeviceError, DeviceLostError
 from backend.runtime.state import StateStore
 
 S = Expr("s0")
@@ -278,7 +278,7 @@ def test_r4_a_weight_above_the_device_limit_is_named_before_allocation(monkeypat
 
 
 def test_a_lost_device_is_replaced(monkeypatch):
-    """The next call runs on a new device, with weights uploaded again and states started over."""
+    """The next call runs on a new device, with weights uploaded again and states started over, which is told once."""
     from backend.runtime import device as devices
 
     data = {"init": np.float32([5, 6, 7]).tobytes()}
@@ -286,9 +286,34 @@ def test_a_lost_device_is_replaced(monkeypatch):
     assert delegate.execute([ONE])[0].tolist() == [6, 7, 8]
     before = get_device()
     monkeypatch.setattr(before, "lost", "lost in a test")
-    assert delegate.execute([ONE])[0].tolist() == [6, 7, 8]
+    with pytest.raises(DeviceLostError, match="starts over"):
+        delegate.execute([ONE])
+    for expected in ([6, 7, 8], [7, 8, 9]):
+        assert delegate.execute([ONE])[0].tolist() == expected
     assert get_device() is not before
     assert devices.get_device() is get_device()
+
+
+def test_who_was_told_of_a_lost_device_is_not_told_again(monkeypatch):
+    """The call that found out raised; a program that keeps nothing between calls has lost nothing."""
+    delegate = delegate_of(counter(initial="init"), {"init": np.float32([5, 6, 7]).tobytes()})
+    delegate.execute([ONE])
+    before = get_device()
+
+    def submit(*_):
+        before.lost = "lost in a test"
+        raise DeviceLostError("lost in a test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plans.Plan, "_submit", submit)
+        with pytest.raises(DeviceLostError, match="in a test"):
+            delegate.execute([ONE])
+    assert delegate.execute([ONE])[0].tolist() == [6, 7, 8]
+    spec = TensorSpec("float32", (3,))
+    plain = delegate_of(one_node("aten.neg.default", {"self": Ref(0)}, [spec], spec))
+    for _ in range(2):
+        assert plain.execute([ONE])[0].tolist() == [-1, -1, -1]
+        monkeypatch.setattr(get_device(), "lost", "lost in a test")
 
 
 def test_only_so_many_plans_are_kept():
