@@ -65,7 +65,7 @@ def test_one_partition_a_method_and_weights_once(exported: tuple[Path, ExportRep
 def test_windows_take_no_copies(exported: tuple[Path, ExportReport]) -> None:
     """Of a block: norm, projection, attention, its heads side by side, projection, norm, two linears; where queries
     are pooled two pools and a projection more; a pad where windows stand over; a sum where its order changes."""
-    kernels = backend.runtime.load(exported[0]).plan("encode", np.zeros((1, 3, 128, 128), np.float32))["kernels"]
+    kernels = backend.runtime.load(exported[0]).plan("encode", np.zeros((1, 128, 128, 3), np.uint8))["kernels"]
     blocks = 6
     assert sum("layer_norm" in kernel for kernel in kernels) == 2 * blocks
     assert sum("pad" in kernel for kernel in kernels) == 2
