@@ -93,7 +93,8 @@ class Florence:
 
     def prompt(self, task: str, text: str | None = None) -> np.ndarray:
         """The encoder's tokens `[P]` after the picture's. Raises `UserError` for a text that is wrong or too long."""
-        assert self._size is not None, "no picture was seen"
+        if self._size is None:
+            raise UserError("there is no picture yet")
         words = self.metadata["tasks"][task]["prompt"].replace("{input}", task_input(task, text, *self._size))
         marked = f"{self.metadata['bos_token']}{words}{self.metadata['eos_token']}"
         if self.metadata["image_token"] in words:
