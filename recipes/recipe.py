@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Backend = Literal["webgpu", "xnnpack", "portable", "vulkan", "cuda", "mlx"]
 BACKENDS: tuple[Backend, ...] = ("webgpu", "xnnpack", "portable", "vulkan", "cuda", "mlx")
 FULL_PRECISION = "none"
-_SHARED = ("command", "eager", "recipe", "transformer")  # modules of the package that are no model
+_SHARED = ("command", "eager", "normalize", "recipe", "transformer")  # modules of the package that are no model
 
 
 class UserError(Exception):

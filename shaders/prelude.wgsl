@@ -24,6 +24,16 @@ fn to_half(x: f32) -> f32 {
   return bitcast<f32>(rounded | (bits & 0x80000000u));
 }
 
+// Byte i % 4 of a word, the lowest first, and all four of them.
+fn unsigned_byte(word: u32, i: u32) -> i32 { return i32((word >> (8u * (i & 3u))) & 255u); }
+fn signed_byte(word: u32, i: u32) -> i32 { return bitcast<i32>(word << (24u - 8u * (i & 3u))) >> 24u; }
+fn unsigned_bytes(word: u32) -> vec4<i32> {
+  return vec4<i32>((vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(255u));
+}
+fn signed_bytes(word: u32) -> vec4<i32> {
+  return bitcast<vec4<i32>>(vec4<u32>(word) << vec4<u32>(24u, 16u, 8u, 0u)) >> vec4<u32>(24u);
+}
+
 // max and min that pass NaN on, as torch's do.
 fn max_nan(a: f32, b: f32) -> f32 { return select(select(max(a, b), b, is_nan(b)), a, is_nan(a)); }
 fn min_nan(a: f32, b: f32) -> f32 { return select(select(min(a, b), b, is_nan(b)), a, is_nan(a)); }

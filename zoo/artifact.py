@@ -24,7 +24,8 @@ FORMAT = 1
 _LIBRARIES = ("torch", "executorch", "torchao", "transformers")
 # What decides the content of a `.pte`: a change in any of these files makes an old one stale.
 _CODE = (
-    "recipes/recipe.py", "zoo/export.py", "zoo/quantize.py", "zoo/targets.py", "zoo/weights.py", "backend/*.py",
+    "recipes/normalize.py", "recipes/recipe.py", "recipes/transformer.py", "zoo/export.py", "zoo/quantize.py",
+    "zoo/targets.py", "zoo/weights.py", "backend/*.py",
 )  # fmt: skip
 _CODE_FOLDERS = ("backend/ops", "backend/passes")
 

@@ -63,6 +63,14 @@ def _deep_grey(image: Image.Image, path: Path) -> np.ndarray:
     return grey
 
 
+def as_square(picture: np.ndarray, side: int, resample: Image.Resampling) -> np.ndarray:
+    """A picture uint8 `[H, W, 3]` as encoders take it: uint8 `[1, side, side, 3]`, stretched to the square.
+
+    With antialiasing on 8 bits, as image processors resize.
+    """
+    return np.asarray(Image.fromarray(picture).resize((side, side), resample))[None]
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Image.Image]:
     """A picture file in Pillow; what is wrong with it, then or in the block, becomes a `UserError` of one line."""

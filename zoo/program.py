@@ -10,14 +10,18 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from backend.graph import BACKEND_ID
 from backend.runtime.device_tensor import DeviceTensor
+from backend.runtime.errors import DeviceLostError
 from backend.runtime.program import ProgramError, ProgramFile, TensorMeta, read_program
-from recipes.recipe import UserError
+from recipes.recipe import Runnable, Starting, UserError
+
+if TYPE_CHECKING:
+    from backend.runtime.device import Device
 
 RUNTIMES = ("executorch", "direct")
 
@@ -33,6 +37,40 @@ class _Starts(Protocol):
 
 
 _NOT_ON_DEVICE = "ExecuTorch's runtime takes and gives arrays only: results stay on the GPU with --runtime direct"
+
+
+class Kept:
+    """What a call left with its program, where nobody reads its results: `keep` makes it."""
+
+    def __init__(self, device: Device | None) -> None:
+        self._device = device
+
+    def check(self) -> None:
+        """Raises `DeviceLostError` when the GPU was lost since, and what it kept with it, whoever noticed."""
+        if self._device is not None and self._device.lost is not None:
+            raise DeviceLostError(f"GPU device lost since an earlier call on {self._device.name}: run again")
+
+    def wait(self) -> None:
+        """Returns when the GPU has done the call. Raises `DeviceError` where it could not."""
+        if self._device is not None:
+            with self._device.lock:
+                self._device.flush()
+
+
+def keep(program: Runnable, method: str, *inputs: np.ndarray | DeviceTensor) -> Kept:
+    """Runs a method for the state that it leaves with the program: its results are not wanted here.
+
+    Where they can stay on the GPU nothing comes back, and nothing is waited for: what goes wrong on the GPU is told by
+    the program's next call. Raises as `Program.run` does.
+    """
+    # A program of the direct runtime itself has `start`; `Program` has it and says if it works.
+    if not getattr(program, "keeps_on_device", hasattr(program, "start")):
+        program.run(method, *inputs)
+        return Kept(None)
+    results = cast(Starting, program).start(method, *inputs, fetch=())
+    for result in results:
+        result.close()
+    return Kept(results[0].device if results else None)
 
 
 class Program:

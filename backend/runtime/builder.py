@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from backend.expr import evaluate
-from backend.graph import BlobError, Call, Graph, Node, Ref, ShapeError, TensorSpec, map_arg
+from backend.graph import ITEM_BYTES, BlobError, Call, Graph, Node, Ref, ShapeError, TensorSpec, map_arg
 from backend.runtime import pointwise
 from backend.runtime import value as values
 from backend.runtime.capabilities import Capabilities
@@ -21,7 +21,7 @@ from backend.runtime.codegen import VECTOR, Source, in_vectors
 from backend.runtime.device import WRITE
 from backend.runtime.dispatch import Dispatch, Launch, Lowered, Vector, fold
 from backend.runtime.errors import DeviceError
-from backend.runtime.packing import packed
+from backend.runtime.packing import is_packed, packed
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer, Tensor, contiguous_strides
 from backend.runtime.value import Apply, Expression, Load, Pending, Value
 
@@ -202,9 +202,13 @@ class Builder:
         for index in self.graph.inputs:
             spec = self.graph.values[index]
             shape = spec.concrete(self.env)
-            buffer = Buffer("input", math.prod(shape) * STORAGE_BYTES[STORAGE[spec.dtype]], f"input {len(inputs)}")
+            count = math.prod(shape)
+            in_words = is_packed(spec.dtype, count)
+            nbytes = count * (ITEM_BYTES[spec.dtype] if in_words else STORAGE_BYTES[STORAGE[spec.dtype]])
+            buffer = Buffer("input", nbytes, f"input {len(inputs)}")
             inputs.append(buffer)
-            self.live[index] = values.of_tensor(Tensor(buffer, spec.dtype, shape, contiguous_strides(shape)))
+            tensor = Tensor(buffer, spec.dtype, shape, contiguous_strides(shape), packed=in_words)
+            self.live[index] = values.of_tensor(tensor)
         for index, spec in enumerate(self.graph.values):
             if spec.state is not None or spec.constant is not None:
                 self.live[index] = values.of_tensor(self._stored(spec))

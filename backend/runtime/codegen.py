@@ -88,10 +88,13 @@ class Source:
 
     def bind(self, tensor: Tensor, access: str, name: str, vector: int = 1) -> str:
         """Binds the tensor's buffer and returns its WGSL name; a buffer read twice in one type is bound once."""
+        if tensor.packed:
+            assert access == READ, "a packed input is only read"
+            vector = 1  # four elements are one word
         key = (id(tensor.buffer), tensor.dtype if access == READ else "", vector)
         if access == READ and key in self._bound:
             return self._bound[key]
-        storage = STORAGE[tensor.dtype]
+        storage = "u32" if tensor.packed else STORAGE[tensor.dtype]
         self.uses_f16 |= storage == "f16"
         element = storage if vector == 1 else f"vec{vector}<{storage}>"
         mode = "read" if access == READ else "read_write"
@@ -134,7 +137,7 @@ class Source:
         """
         bound = self.bind(tensor, READ, f"in_{name}", vector)
         compute = COMPUTE[tensor.dtype]
-        code = _from_storage(f"{bound}[i]", tensor.dtype, vector)
+        code = _element(bound, "i", tensor, vector)
         if vector == 1:
             self.functions.append(f"fn load_{name}(i: u32) -> {compute} {{ return {code}; }}")
         else:
@@ -221,7 +224,10 @@ class Source:
             (rows if unit > 1 else names)[id(leaf)] = name
             if isinstance(leaf, Load):
                 bound = self.bind(leaf.tensor, READ, f"{prefix}{position}", unit)
-                statements.append(f"let {name} = {_from_storage(f'{bound}[{where}]', leaf.dtype, unit)};")
+                if leaf.tensor.packed and unit == 1:  # named, for it is needed twice
+                    statements.append(f"let {name}_at = {where};")
+                    where = f"{name}_at"
+                statements.append(f"let {name} = {_element(bound, where, leaf.tensor, unit)};")
             else:
                 statements.append(f"let {name} = {self._iota(leaf, where)};")
         names |= {id(leaf): self._scalar(leaf) for leaf in leaves(root) if isinstance(leaf, Scalar)}
@@ -326,6 +332,15 @@ def _suffix(width: int) -> str:
 
 def _vector(kind: str, width: int) -> str:
     return f"vec{width}<{kind}>" if width > 1 else kind
+
+
+def _element(bound: str, at: str, tensor: Tensor, width: int) -> str:
+    """Element `at` of a bound buffer, or with width 4 the elements from 4 `at` on, in the compute type."""
+    if not tensor.packed:
+        return _from_storage(f"{bound}[{at}]", tensor.dtype, width)
+    kind = "signed" if tensor.dtype == "int8" else "unsigned"
+    code = f"{kind}_bytes({bound}[{at}])" if width > 1 else f"{kind}_byte({bound}[{at} >> 2u], {at})"
+    return f"({code} != {_vector('i32', width)}(0))" if tensor.dtype == "bool" else code
 
 
 def _from_storage(code: str, dtype: str, width: int) -> str:

@@ -19,6 +19,7 @@ from backend.runtime.device import Device, get_device
 from backend.runtime.device_tensor import DeviceTensor
 from backend.runtime.errors import DeviceError, DeviceLostError
 from backend.runtime.hostdata import release_pages, to_storage
+from backend.runtime.packing import is_packed
 from backend.runtime.plan import Plan
 from backend.runtime.state import StateStore
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer
@@ -110,7 +111,8 @@ class Delegate:
         self, array: np.ndarray | DeviceTensor, dtype: str, what: str, device: Device
     ) -> np.ndarray | DeviceTensor:
         if not isinstance(array, DeviceTensor):
-            return to_storage(np.asarray(array), dtype, what)
+            array = np.asarray(array)
+            return to_storage(array, dtype, what, is_packed(dtype, array.size))
         if array.dtype != np.dtype(dtype):
             raise ShapeError(f"{what} is {array.dtype}, expected {dtype}")
         if array.device is not device:

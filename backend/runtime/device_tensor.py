@@ -75,7 +75,8 @@ class DeviceTensor:
 
     @property
     def buffer(self) -> Any:
-        """The GPU buffer, which holds the elements in row-major order from its start. Raises `ValueError`."""
+        """The GPU buffer, which holds the elements in row-major order from its start, four to a word where they cross
+        so (`packing.is_packed`). Raises `ValueError`."""
         buffer = self._buffer
         if buffer is None:
             raise ValueError("the tensor is closed")

@@ -22,8 +22,9 @@ PIECE = 8 << 20  # bytes
 COPIERS = min(8, os.cpu_count() or 1)
 
 
-def to_storage(array: np.ndarray, dtype: str, what: str) -> np.ndarray:
-    """The array as the GPU stores dtype: int64 narrowed to 32 bits with a range check, bool and small ints widened.
+def to_storage(array: np.ndarray, dtype: str, what: str, packed: bool = False) -> np.ndarray:
+    """The array as the GPU stores dtype: int64 narrowed to 32 bits with a range check, bool and small ints widened, or
+    left as they are where they cross `packed`.
 
     Raises `ShapeError` when the array's dtype is another one or an int64 value does not fit.
     """
@@ -32,7 +33,7 @@ def to_storage(array: np.ndarray, dtype: str, what: str) -> np.ndarray:
     if dtype == "int64" and array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
         extreme = array.max() if array.max() > _INT32.max else array.min()
         raise ShapeError(f"{what} holds {extreme}, which does not fit the 32-bit integers of WebGPU")
-    return np.ascontiguousarray(array, dtype=_STORED[STORAGE[dtype]])
+    return np.ascontiguousarray(array, dtype=dtype if packed else _STORED[STORAGE[dtype]])
 
 
 def release_pages(data: memoryview) -> None:

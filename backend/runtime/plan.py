@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from backend.runtime.device_tensor import DeviceTensor, Readback
 from backend.runtime.dispatch import Dispatch, Lowered
 from backend.runtime.hostdata import Stored
 from backend.runtime.memory import assign_memory
+from backend.runtime.packing import is_packed
 from backend.runtime.replay import Copy, Mapping, Step, Table, record, submit, timed
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer, Tensor
 
@@ -205,11 +207,12 @@ class Plan:
                 if stored.nbytes
             ]
             kept = []
-            for tensor, spare in zip(self.outputs if keep else (), self._kept, strict=False):
-                live = _live_bytes(tensor)
+            for tensor, packed, spare in zip(self.outputs if keep else (), self._packed, self._kept, strict=False):
+                source = packed or tensor
+                live = _live_bytes(source)
                 kept.append(_pop(spare) or self.device.buffer(live, "a result"))
                 if live:
-                    after.append(Copy(*self._place(tensor.buffer), kept[-1], 0, _padded(live)))
+                    after.append(Copy(*self._place(source.buffer), kept[-1], 0, _padded(live)))
             submission = self._submit(self._table, before, after)
             mapping = Mapping(self.device, staging, readout.nbytes, submission) if staging is not None else None
         return kept, Readback(self.device, mapping, readout.layout, readout.spare)
@@ -255,8 +258,9 @@ class Plan:
 
 
 def read_later(device: Device, buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """A function that gives the contents of a GPU buffer as they are now, which are on their way to the host."""
-    layout = [Stored(0, dtype, shape)]
+    """A function that gives the contents of a result's GPU buffer as they are now, which are on their way to the
+    host."""
+    layout = [Stored(0, dtype, shape, is_packed(dtype, math.prod(shape)))]
     live = layout[0].nbytes
     if not live:
         return functools.partial(_nth, Readback(device, None, layout, deque()), 0)

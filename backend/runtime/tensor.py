@@ -46,11 +46,15 @@ class Buffer:
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
+    """packed: elements of a byte lie four to a word, the first one lowest, and not as `STORAGE` says: an input as it
+    came from the host, which is only read (`backend.runtime.packing`)."""
+
     buffer: Buffer
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int = 0
+    packed: bool = False
 
     @property
     def rank(self) -> int:

@@ -13,6 +13,7 @@ from recipes.florence2 import checkpoint as checkpoints
 from recipes.florence2.checkpoint import Checkpoint
 from recipes.florence2.modules import EncodeMethod, EncoderInputs, StepMethod, VisionMethod, half_linears, make_caches
 from recipes.florence2.tasks import TASKS
+from recipes.normalize import Normalize
 from recipes.recipe import Bundle, ExportRequest, Method, UserError
 from recipes.transformer import Vocabulary
 
@@ -45,12 +46,14 @@ def make_bundle(checkpoint: Checkpoint, dtype: str = "fp32") -> Bundle:
     model.set_attn_implementation("eager")
     text = model.config.text_config
     tokens, slots, side = metadata["image_tokens"], metadata["slots"], metadata["picture"]["side"]
+    pictures = checkpoint.processor.image_processor
+    normalize = Normalize(pictures.image_mean, pictures.image_std, pictures.rescale_factor)
     inputs = EncoderInputs(text.max_position_embeddings, text.d_model)
     shared = model.model.language_model.shared.weight
     vocabulary = Vocabulary(shared, shared if text.tie_word_embeddings else model.lm_head.weight)
     caches = make_caches(model, slots)
     modules = {
-        "vision": VisionMethod(model, inputs, tokens),
+        "vision": VisionMethod(model, inputs, tokens, normalize),
         "encode": EncodeMethod(model, vocabulary, caches, inputs, tokens),
         "step": StepMethod(model, vocabulary, caches),
     }
@@ -63,7 +66,7 @@ def make_bundle(checkpoint: Checkpoint, dtype: str = "fp32") -> Bundle:
     mask = torch.zeros(3, slots, dtype=torch.bool)
     mask[three, three] = True
     methods = {
-        "vision": Method(modules["vision"], (torch.zeros(1, 3, side, side),)),
+        "vision": Method(modules["vision"], (torch.zeros(1, side, side, 3, dtype=torch.uint8),)),
         "encode": Method(modules["encode"], (torch.zeros(1, 7, dtype=torch.int64),), ({1: prompt},)),
         "step": Method(
             modules["step"],
@@ -112,20 +115,14 @@ def make_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _picture(processor: Any) -> dict[str, Any]:
-    """How pictures are prepared. Raises `UserError` for settings that the runner does not know."""
+    """How pictures are resized. Raises `UserError` for settings that the runner and `vision` do not know."""
     side, width = (getattr(processor.size, name, None) for name in ("height", "width"))
     steps = (processor.do_resize, processor.do_rescale, processor.do_normalize, not processor.do_center_crop)
     if not all(steps) or side is None or side != width:
         raise UserError("the processor does not make a normalized square of a picture, as Florence-2's does")
     if side % 32:
         raise UserError(f"pictures of {side} pixels a side: Florence-2 takes multiples of 32")
-    return {
-        "side": side,
-        "resample": int(processor.resample),
-        "rescale": float(processor.rescale_factor),
-        "mean": [float(value) for value in processor.image_mean],
-        "std": [float(value) for value in processor.image_std],
-    }
+    return {"side": side, "resample": int(processor.resample)}
 
 
 def _generation(checkpoint: Checkpoint) -> dict[str, Any]:

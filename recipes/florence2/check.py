@@ -14,7 +14,7 @@ import numpy as np
 from recipes.eager import EagerProgram, in_float64
 from recipes.florence2.build import build
 from recipes.florence2.generate import Decoder, Search, generate, search_of
-from recipes.florence2.runner import pixel_values
+from recipes.florence2.runner import as_pixels
 from recipes.recipe import Bundle, Comparison, ExportRequest, Runnable, Tolerance, UserError
 from zoo.pictures import SAMPLE, read_rgb, sample_path
 
@@ -55,7 +55,7 @@ def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
     rng = np.random.default_rng(SEED)
     rows = []
     for name in PICTURES:
-        pixels = pixel_values(_picture(name, rng), meta["picture"])
+        pixels = as_pixels(_picture(name, rng), meta["picture"])
         rows.append(_row(f"vision[{name}].features", "vision", (pixels,), program, golden, bounds["features"]))
     # Longest first: what follows must not see what earlier prompts left in the caches.
     for length in (meta["max_prompt"], 2, 9):

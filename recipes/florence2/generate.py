@@ -6,6 +6,7 @@ choice of rows, and a slot that no row sees is free again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,13 +32,17 @@ class Search:
 
 
 class Decoder:
-    """The rows of one text in the program's caches. `encoded`: positions of the last `encode`."""
+    """The rows of one text in the program's caches. `encoded`: positions of the last `encode`.
+
+    `began`: when the first logits came, by `time.perf_counter`.
+    """
 
     def __init__(self, program: Runnable, slots: int, encoded: int):
         self._program = program
         self._encoded = np.array([encoded])
         self._visible = np.zeros((1, slots), dtype=bool)
         self._length = 0
+        self.began = 0.0
 
     def step(self, parents: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
         """Puts each of `tokens` after the row in `parents`, which makes the new rows; their next logits `[R, V]`.
@@ -51,6 +56,7 @@ class Decoder:
         visible[np.arange(len(visible)), slots] = True
         positions = np.full(len(visible), self._length)
         (logits,) = self._program.run("step", np.array([tokens]), positions, slots, visible, self._encoded)
+        self.began = self.began or time.perf_counter()
         if not np.isfinite(logits).all():
             raise UserError("the program produced logits that are not finite: nothing more is written")
         self._visible, self._length = visible, self._length + 1

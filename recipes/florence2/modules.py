@@ -1,6 +1,6 @@
 """Florence-2 as three exportable modules, one for each part of the work that is done again at another pace.
 
-    vision   a picture                      -> its features, which stay on the GPU as the start of the encoder's input
+    vision   a picture, in bytes            -> its features, which stay on the GPU as the start of the encoder's input
     encode   a prompt after these features  -> keys and values of every cross-attention, computed once, on the GPU
     step     the last token of every beam   -> logits
 
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recipes.normalize import Normalize
 from recipes.transformer import Vocabulary, fused_linear
 
 
@@ -114,8 +115,9 @@ def _heads(x: Tensor, heads: int) -> Tensor:
 class VisionMethod(nn.Module):
     """Method `vision`: DaViT and the projector."""
 
-    def __init__(self, model: Any, inputs: EncoderInputs, tokens: int):
+    def __init__(self, model: Any, inputs: EncoderInputs, tokens: int, normalize: Normalize):
         super().__init__()
+        self.normalize = normalize
         tower, projector = model.model.vision_tower, model.model.multi_modal_projector
         self.convs, self.blocks = tower.convs, mixed_linears(tower.blocks)
         self.projection, self.norm = projector.image_projection, projector.image_proj_norm
@@ -128,9 +130,9 @@ class VisionMethod(nn.Module):
         self.rows = nn.Buffer(torch.arange(tokens))
         mixed_linears(self)
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        """pixel_values `[1, 3, side, side]`, normalized -> features `[1, T, D]`."""
-        x = pixel_values.to(self.place.dtype)
+    def forward(self, picture: Tensor) -> Tensor:
+        """picture `[1, side, side, 3]` uint8 -> features `[1, T, D]`."""
+        x = self.normalize(picture).to(self.place.dtype)
         for conv, blocks in zip(self.convs, self.blocks, strict=True):
             x = conv(x)
             for block in blocks:

@@ -1,4 +1,8 @@
-"""`zoo run florence2`: a picture and a task through an exported program to an answer, without torch."""
+"""`zoo run florence2`: a picture and a task through an exported program to an answer, without torch.
+
+Where the program's results can stay on the GPU, nothing is waited for before the first token's logits: they are the
+first thing that comes back.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from backend.graph import ShapeError
+from backend.runtime.errors import DeviceError
 from recipes.florence2 import answers
 from recipes.florence2.generate import Decoder, generate, search_of
 from recipes.florence2.tasks import task_input
 from recipes.recipe import Runnable, UserError
+from zoo.pictures import as_square
+from zoo.program import Kept, keep
 
 
 @dataclass
@@ -28,9 +36,8 @@ class Answer:
     text: str = ""  # as generated, with location tokens
     result: Any = field(default_factory=dict)
     tokens: int = 0
-    seconds: float = 0.0  # of all tokens
-    prompt_seconds: float = 0.0
-    picture_seconds: float = 0.0
+    seconds: float = 0.0  # of all tokens but the first
+    first_seconds: float = 0.0  # until the first logits, from the picture on where it is the first answer about it
     end: str = ""  # stop, or length: `max_tokens` were reached
 
     def json(self) -> dict[str, Any]:
@@ -44,11 +51,10 @@ class Answer:
         }
 
     def __str__(self) -> str:
-        rate = f"{self.tokens / self.seconds:.1f} tokens/s" if self.seconds > 0 else "no time"
-        return (
-            f"picture {self.picture_seconds:.2f} s, prompt {self.prompt_seconds:.2f} s, {self.tokens} tokens at {rate}"
-            f"{'; stopped at --max-tokens' if self.end == 'length' else ''}"
-        )
+        more = self.tokens - 1
+        rate = f", {more} more at {more / self.seconds:.1f} tokens/s" if more > 0 and self.seconds > 0 else ""
+        cut = "; stopped at --max-tokens" if self.end == "length" else ""
+        return f"first token after {self.first_seconds:.2f} s{rate}{cut}"
 
 
 class Florence:
@@ -66,19 +72,29 @@ class Florence:
         self.tokenizer.no_truncation()
         self._program = program
         self._size: tuple[int, int] | None = None
+        self._kept = Kept(None)
         self._picture_seconds = 0.0
         self.answer = Answer("", 0, 0)  # the last one
 
     def see(self, pixels: np.ndarray) -> None:
-        """Takes a picture, uint8 `[H, W, 3]`, to be asked about."""
+        """Takes a picture, uint8 `[H, W, 3]`, to be asked about.
+
+        Does not wait for the GPU where the program's results can stay on it: what goes wrong there is told with the
+        first answer. Raises `UserError` for a program of an older version.
+        """
         started = time.perf_counter()
-        self._program.run("vision", pixel_values(pixels, self.metadata["picture"]))
+        self._size = None
+        try:
+            self._kept = keep(self._program, "vision", as_pixels(pixels, self.metadata["picture"]))
+        except ShapeError as error:  # it took normalised floats
+            raise UserError("the program is one of an older version: export again") from error
         self._size = (pixels.shape[1], pixels.shape[0])
         self._picture_seconds = time.perf_counter() - started
 
     def prompt(self, task: str, text: str | None = None) -> np.ndarray:
         """The encoder's tokens `[P]` after the picture's. Raises `UserError` for a text that is wrong or too long."""
-        assert self._size is not None, "no picture was seen"
+        if self._size is None:
+            raise UserError("there is no picture yet")
         words = self.metadata["tasks"][task]["prompt"].replace("{input}", task_input(task, text, *self._size))
         marked = f"{self.metadata['bos_token']}{words}{self.metadata['eos_token']}"
         if self.metadata["image_token"] in words:
@@ -93,22 +109,30 @@ class Florence:
     ) -> Iterator[str]:
         """Pieces of the answer about the picture that was seen last, as they are certain; then `answer` is whole.
 
-        Defaults are the checkpoint's. What is wrong with the arguments is raised here and now.
+        Defaults are the checkpoint's. What is wrong with the arguments is raised here and now. The pieces raise
+        `DeviceError` when the GPU fails, after which no picture was seen.
         """
         search = search_of(self.metadata, beams, max_tokens)
         ids = self.prompt(task, text)
         assert self._size is not None
-        self.answer = Answer(task, *self._size, picture_seconds=self._picture_seconds)
+        self.answer = Answer(task, *self._size)
         return self._pieces(ids, search)
 
     def _pieces(self, ids: np.ndarray, search: Any) -> Iterator[str]:
+        try:
+            self._kept.check()
+            yield from self._said(ids, search)
+        except DeviceError:
+            self._size = None  # it may not have been seen, and a new device has nothing of it
+            raise
+
+    def _said(self, ids: np.ndarray, search: Any) -> Iterator[str]:
         from tokenizers.decoders import DecodeStream
 
         answer, generation = self.answer, self.metadata["generation"]
-        started = time.perf_counter()
-        self._program.run("encode", ids[None])
-        now = time.perf_counter()
-        answer.prompt_seconds, started = now - started, now
+        started = time.perf_counter() - self._picture_seconds
+        self._picture_seconds = 0.0
+        keep(self._program, "encode", ids[None])
         decoder = Decoder(self._program, self.metadata["slots"], self.metadata["image_tokens"] + len(ids))
         stream = DecodeStream(skip_special_tokens=False)
         marks = {self.metadata["bos_token"], self.metadata["eos_token"]}
@@ -119,7 +143,8 @@ class Florence:
             piece = None if token in hidden else stream.step(self.tokenizer, token)
             if piece:
                 yield piece
-        answer.seconds, answer.tokens = time.perf_counter() - started, len(tokens)
+        answer.first_seconds, answer.tokens = decoder.began - started, len(tokens)
+        answer.seconds = time.perf_counter() - decoder.began
         is_forced = len(tokens) == search.max_new_tokens
         answer.end = "stop" if tokens[-1] in generation["stop_ids"] and not is_forced else "length"
         answer.text = self.tokenizer.decode([generation["start_id"], *tokens], skip_special_tokens=False)
@@ -128,13 +153,9 @@ class Florence:
         answer.result = answers.parse(kind, answer.text, (answer.width, answer.height), banned)
 
 
-def pixel_values(pixels: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
-    """A picture, uint8 `[H, W, 3]`, as the model takes it: float32 `[1, 3, side, side]`, as the processor makes it."""
-    side = settings["side"]
-    resized = Image.fromarray(pixels).resize((side, side), Image.Resampling(settings["resample"]))
-    values = np.asarray(resized).astype(np.float64) * settings["rescale"]
-    values = (values.astype(np.float32) - np.float32(settings["mean"])) / np.float32(settings["std"])
-    return np.ascontiguousarray(values.transpose(2, 0, 1)[None])
+def as_pixels(picture: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
+    """A picture, uint8 `[H, W, 3]`, as `vision` takes it: uint8 `[1, side, side, 3]`, resized as by the processor."""
+    return as_square(picture, settings["side"], Image.Resampling(settings["resample"]))
 
 
 def lines(answer: Answer) -> str:

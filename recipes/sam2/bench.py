@@ -2,7 +2,9 @@
 one, where a program takes one).
 
 Sides: the exported programs; `eager`, transformers' own model in float32 on the CPU; `eager-cuda`, the same on an
-NVIDIA GPU. From numpy arrays to numpy arrays.
+NVIDIA GPU. From numpy arrays to numpy arrays, but for what is kept of a picture: that stays on the GPU where a side can
+leave it there, and the time ends when the GPU is done. A program gets a picture as bytes, transformers' model as the
+floats that it takes.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from recipes.normalize import Normalize
 from recipes.recipe import ExportRequest, Runnable, UserError, Workload
 from recipes.sam2 import checkpoint as checkpoints
 from recipes.sam2.build import MAX_OBJECTS, make_metadata
 from recipes.sam2.checkpoint import Checkpoint
+from zoo.program import keep
 
 SEED = 0
 
@@ -28,7 +32,8 @@ def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[
     meta = make_metadata(checkpoint, request)
     size, side = meta["size"], meta["mask_size"]
     rng = np.random.default_rng(SEED)
-    pixels = rng.standard_normal((1, 3, size, size)).astype(np.float32)
+    picture = rng.integers(0, 256, (1, size, size, 3), np.uint8)
+    normalized = Normalize(checkpoint.mean, checkpoint.std)(torch.from_numpy(picture)).numpy()
     sides: dict[str, Runnable] = {
         **programs,
         "eager": Reference(checkpoint),
@@ -36,7 +41,10 @@ def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[
     }
 
     def encode(runnable: Runnable) -> None:
-        runnable.run("encode", pixels)
+        if isinstance(runnable, Reference):
+            runnable.keep(normalized)
+        else:
+            keep(runnable, "encode", picture).wait()
 
     encoded: set[str] = set()
 
@@ -64,7 +72,7 @@ def workloads(programs: Mapping[str, Runnable], request: ExportRequest) -> list[
 
 
 class Reference:
-    """transformers' `Sam2Model` with the interface of a program, moved to its device at the first call."""
+    """transformers' `Sam2Model` with a program's methods, moved to its device at the first call."""
 
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu"):
         self._checkpoint, self._device = checkpoint, device
@@ -81,14 +89,22 @@ class Reference:
             self._model = model if self._device == "cpu" else copy.deepcopy(model).to(self._device)
         return self._model
 
-    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+    def _moved(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+    def keep(self, pixels: np.ndarray) -> None:
+        """Encodes pixels, float32 `[1, 3, size, size]`, for the prompts that follow; returns when that is done."""
         model = self._ready()
-        tensors = [torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for array in arrays]
         with torch.no_grad():
-            if method == "encode":
-                self._features = model.get_image_embeddings(tensors[0])
-                return [features.cpu().numpy() for features in self._features[::-1]]
-            points, labels, mask, has_mask = tensors
+            self._features = model.get_image_embeddings(self._moved(pixels))
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+
+    def run(self, method: str, *arrays: np.ndarray) -> list[np.ndarray]:
+        assert method == "prompt", method
+        model = self._ready()
+        points, labels, mask, has_mask = (self._moved(array) for array in arrays)
+        with torch.no_grad():
             answer = model(
                 input_points=points,
                 input_labels=labels,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.export import Dim
 
+from recipes.normalize import Normalize
 from recipes.recipe import Bundle, ExportRequest, Method
 from recipes.sam2 import MOST_POINTS
 from recipes.sam2 import checkpoint as checkpoints
@@ -28,7 +29,8 @@ def make_bundle(checkpoint: Checkpoint, request: ExportRequest) -> Bundle:
     model = checkpoint.model.requires_grad_(False)
     metadata = make_metadata(checkpoint, request)
     features = Features(model.config.vision_config.fpn_hidden_size, metadata["size"] // 16)
-    encode, prompt = EncodeMethod(model, features).eval(), PromptMethod(model, features).eval()
+    normalize = Normalize(checkpoint.mean, checkpoint.std)
+    encode, prompt = EncodeMethod(model, features, normalize).eval(), PromptMethod(model, features).eval()
     if request.dtype == "fp16":
         halve(encode)
         halve(prompt)
@@ -45,7 +47,7 @@ def make_bundle(checkpoint: Checkpoint, request: ExportRequest) -> Bundle:
     named = {2: count} if objects is None else {1: objects, 2: count}
     return Bundle(
         methods={
-            "encode": Method(encode, (torch.zeros(1, 3, size, size),)),
+            "encode": Method(encode, (torch.zeros(1, size, size, 3, dtype=torch.uint8),)),
             "prompt": Method(prompt, inputs, (named, named, None, None)),
         },
         metadata=metadata,
@@ -61,8 +63,6 @@ def make_metadata(checkpoint: Checkpoint, request: ExportRequest) -> dict[str, A
     return {
         "size": size,
         "mask_size": size // 4,
-        "mean": list(checkpoint.mean),
-        "std": list(checkpoint.std),
         "max_points": MOST_POINTS,
         "max_objects": MAX_OBJECTS.get(request.backend, 1),
         "stability": {

@@ -64,7 +64,7 @@ def check(program: Runnable, request: ExportRequest) -> list[Comparison]:
     for name in PICTURES:
         picture = read_rgb(sample_path(SAMPLE + name))
         height, width = picture.shape[:2]
-        pixels = as_pixels(picture, meta["size"], meta["mean"], meta["std"])
+        pixels = as_pixels(picture, meta["size"])
         sides = [side.run("encode", pixels) for side in (program, golden)]
         for map_name, ours, theirs in zip(MAPS, *sides, strict=True):
             rows.append(Comparison(f"{name}.{map_name}", ours, theirs, bounds["maps"]))

@@ -14,19 +14,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from zoo.pictures import as_square
+
 _BAND = 2**22  # pixels that are enlarged at once
 _SURE = 10.0  # logit that stands for a pixel of a given mask: SAM 2 takes 20 * mask - 10
 
 
-def as_pixels(picture: np.ndarray, size: int, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """A picture uint8 `[H, W, 3]` as the encoder takes it: float32 `[1, 3, size, size]`, stretched to the square.
-
-    Bilinear with antialiasing on 8 bits, as the reference's image processor.
-    """
-    resized = Image.fromarray(picture).resize((size, size), Image.Resampling.BILINEAR)
-    pixels = np.asarray(resized, dtype=np.float32)
-    scale, offset = 255 * np.asarray(std, np.float32), 255 * np.asarray(mean, np.float32)
-    return np.ascontiguousarray(((pixels - offset) / scale).transpose(2, 0, 1)[None])
+def as_pixels(picture: np.ndarray, size: int) -> np.ndarray:
+    """A picture uint8 `[H, W, 3]` as the encoder takes it: uint8 `[1, size, size, 3]`, resized as by the reference's
+    image processor."""
+    return as_square(picture, size, Image.Resampling.BILINEAR)
 
 
 def as_mask_prompt(mask: np.ndarray, side: int) -> np.ndarray:

@@ -2,13 +2,14 @@
 
 Why this split. A picture is encoded once and prompted many times. What prompts need of it, the embedding and two finer
 feature maps (16 MB in fp32), is a state that both methods share: it stays with the backend between calls, so a prompt
-uploads its points and a mask, and downloads its masks, no more. Everything that depends on the size of the picture
+uploads its points and a mask, and downloads its masks, no more. The picture comes as bytes, which `encode` normalises:
+3 MB to upload. Everything that depends on the size of the picture
 alone (position embeddings, of which one is resized by bicubic interpolation) is a constant.
 
 The modules of a transformers `Sam2Model` do the work; what its forward functions decide for a whole program at once
-(which masks to return, whether there is a mask prompt) is data here. Floats within follow the model's dtype, inputs and
-outputs stay float32 (float64 in a float64 model). Shapes below: S side of the input picture, E = S / 16, P objects
-(prompts that are answered at once), N points of each, C = 256 channels.
+(which masks to return, whether there is a mask prompt) is data here. Floats within follow the model's dtype, those of
+inputs and outputs stay float32 (float64 in a float64 model). Shapes below: S side of the input picture, E = S / 16,
+P objects (prompts that are answered at once), N points of each, C = 256 channels.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recipes.normalize import Normalize
 from recipes.sam2.blocks import Block
 
 MASKS = 4  # mask tokens: one for an unambiguous prompt, three for an ambiguous one
@@ -52,10 +54,11 @@ class Features(nn.Module):
 
 
 class EncodeMethod(nn.Module):
-    """pixels `[1, 3, S, S]` -> the three maps, which are kept as well."""
+    """picture `[1, S, S, 3]` uint8 -> the three maps, which are kept as well."""
 
-    def __init__(self, model: Any, features: Features):
+    def __init__(self, model: Any, features: Features, normalize: Normalize):
         super().__init__()
+        self.normalize = normalize
         encoder = model.vision_encoder
         self.patches = encoder.backbone.patch_embed
         self.stage_ends: list[int] = encoder.backbone.stage_ends
@@ -73,7 +76,8 @@ class EncodeMethod(nn.Module):
             self.no_memory = nn.Buffer(model.no_memory_embedding.detach().reshape(1, -1, 1, 1))
         self.features = features
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, picture: Tensor) -> tuple[Tensor, ...]:
+        pixels = self.normalize(picture)
         x = self.patches(pixels.to(self.position.dtype)) + self.position
         stages = []
         for index, block in enumerate(self.blocks):
@@ -171,8 +175,8 @@ class PromptMethod(nn.Module):
 
 
 def halve(module: nn.Module) -> None:
-    """Half precision, points apart, whose places need more."""
+    """Half precision, apart from points, whose places need more, and from what turns bytes into colours."""
     module.half()
     for part in module.modules():
-        if isinstance(part, PointEmbedding):
+        if isinstance(part, PointEmbedding | Normalize):
             part.float()

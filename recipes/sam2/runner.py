@@ -1,6 +1,6 @@
 """SAM 2 from pictures and prompts to masks, with an exported program and without torch.
 
-picture ─ masks.as_pixels ─► encode (kept by the program) ─┐
+picture ─ masks.as_pixels ─► encode (kept by the program) ─┐     bytes in, nothing out where results can stay on the GPU
 prompt ─ prompts.Prompt.tokens ─► prompt(points, labels, mask) → logits, predicted IoU ─ masks.mask_of ─► masks
 """
 
@@ -13,9 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from backend.graph import ShapeError
+from backend.runtime.errors import DeviceError
 from recipes.recipe import Runnable, UserError
 from recipes.sam2.masks import Found, as_mask_prompt, as_pixels
 from recipes.sam2.prompts import Prompt
+from zoo.program import Kept, keep
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Segmenter:
         self.mask_size: int = self.metadata["mask_size"]
         self._program = program
         self._shape: tuple[int, int] | None = None
+        self._kept = Kept(None)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -63,9 +67,16 @@ class Segmenter:
         return self._shape
 
     def look(self, picture: np.ndarray) -> None:
-        """Encodes a picture uint8 `[H, W, 3]`, which the prompts that follow are about."""
+        """Encodes a picture uint8 `[H, W, 3]`, which the prompts that follow are about.
+
+        Does not wait for the GPU where the program's results can stay on it: what goes wrong there is told by the first
+        prompt. Raises `UserError` for a program of an older version.
+        """
         self._shape = None
-        self._program.run("encode", as_pixels(picture, self.size, self.metadata["mean"], self.metadata["std"]))
+        try:
+            self._kept = keep(self._program, "encode", as_pixels(picture, self.size))
+        except ShapeError as error:  # it took normalised floats
+            raise UserError("the program is one of an older version: export again") from error
         self._shape = (picture.shape[0], picture.shape[1])
 
     def ask(self, prompt: Prompt) -> Answer:
@@ -75,11 +86,19 @@ class Segmenter:
         return self.run(*prompt.tokens(width, height, self.size), prompt.mask)[0]
 
     def run(self, points: np.ndarray, labels: np.ndarray, mask: np.ndarray | None = None) -> list[Answer]:
-        """Answers to P prompts at once: points `[1, P, N, 2]` in pixels of the encoder's square, labels `[1, P, N]`."""
+        """Answers to P prompts at once: points `[1, P, N, 2]` in pixels of the encoder's square, labels `[1, P, N]`.
+
+        Raises `DeviceError` when the GPU fails, after which there is no picture.
+        """
         side = self.mask_size
         dense = np.zeros((1, 1, side, side), np.float32) if mask is None else mask.reshape(1, 1, side, side)
         has_mask = np.array([mask is not None])
-        logits, scores, present = self._program.run("prompt", points, labels, dense.astype(np.float32), has_mask)
+        try:
+            self._kept.check()
+            logits, scores, present = self._program.run("prompt", points, labels, dense.astype(np.float32), has_mask)
+        except DeviceError:
+            self._shape = None  # it may not have been encoded, and a new device has nothing of it
+            raise
         if not (np.isfinite(logits).all() and np.isfinite(scores).all()):
             raise UserError("the program produced masks that are not finite: nothing is written")
         return [

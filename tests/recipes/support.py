@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from backend.runtime import plan as plans
 from recipes.recipe import Bundle, UserError
 
 
@@ -24,6 +25,26 @@ def write_assets(bundle: Bundle, folder: Path) -> Path:
 def change(path: Path, **values: Any) -> None:
     """Other values in a JSON file."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+class Takes(torch.nn.Module):
+    """In place of a picture's method of an older version: it takes normalised floats."""
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels + 1
+
+
+def readbacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows by the bytes of every call whose results come to the host."""
+    sizes: list[int] = []
+    read = plans.Mapping.__init__
+
+    def mapped(mapping: Any, device: Any, buffer: Any, size: int, submission: int) -> None:
+        sizes.append(size)
+        read(mapping, device, buffer, size, submission)
+
+    monkeypatch.setattr(plans.Mapping, "__init__", mapped)
+    return sizes
 
 
 def check_same_weights(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:

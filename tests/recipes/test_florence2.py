@@ -21,7 +21,7 @@ from recipes.eager import EagerProgram
 from recipes.florence2 import RECIPE, standin
 from recipes.florence2.build import build, make_bundle
 from recipes.florence2.generate import Decoder, Search, generate
-from recipes.florence2.runner import pixel_values
+from recipes.florence2.runner import as_pixels
 from recipes.florence2.tasks import TASKS, task_name
 from recipes.recipe import ExportRequest, UserError
 from zoo.check import compare
@@ -50,17 +50,18 @@ def test_methods_equal_transformers(reference: Any) -> None:
     """Features, encoding, and logits of a text whose tokens come one by one, at any slots, or all at once."""
     source = standin.tiny()
     model, inputs = source.model.double(), reference.inputs
-    pixels = inputs["pixel_values"].double()
     bundle = make_bundle(standin.tiny())
     for method in bundle.methods.values():
         method.module.double()
+    picture = as_pixels(PICTURE, bundle.metadata["picture"])
+    pixels = bundle.methods["vision"].module.normalize(torch.from_numpy(picture.copy()))
     program, tokens, slots = EagerProgram(bundle), bundle.metadata["image_tokens"], bundle.metadata["slots"]
     text = torch.tensor([[2, 0, 500, 700, 600]])
     with torch.no_grad():
         features = model.model.get_image_features(pixels).pooler_output
         expected = model(input_ids=inputs["input_ids"], pixel_values=pixels, decoder_input_ids=text)
     close: dict[str, Any] = {"atol": 1e-6, "rtol": 0}  # the sum of two float32 position tables
-    np.testing.assert_allclose(program.run("vision", pixels.numpy())[0], features, **close)
+    np.testing.assert_allclose(program.run("vision", picture)[0], features, **close)
     program.run("encode", np.arange(60)[None])  # something longer, which must leave no trace
     prompt = inputs["input_ids"][:, tokens:].numpy()
     encoded = program.run("encode", prompt)[0]
@@ -178,7 +179,11 @@ def test_a_picture_is_seen_once(tiny: Ready) -> None:
 def test_pixels_equal_the_processor(reference: Any, tiny: Ready, size: tuple[int, int]) -> None:
     picture = np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8)
     expected = reference.processor.image_processor(picture, return_tensors="np", input_data_format="channels_last")
-    np.testing.assert_array_equal(pixel_values(picture, tiny.bundle.metadata["picture"]), expected["pixel_values"])
+    pixels = as_pixels(picture, tiny.bundle.metadata["picture"])
+    assert pixels.dtype == np.uint8
+    values = tiny.bundle.methods["vision"].module.normalize(torch.from_numpy(pixels.copy()))
+    # The processor rounds x / 255, its difference to the mean and the quotient by std; values go up to 2.7.
+    np.testing.assert_allclose(values.numpy(), expected["pixel_values"], rtol=0, atol=6e-7)
 
 
 def test_prompts_of_all_tasks_equal_the_processor(reference: Any, tiny: Ready) -> None:

@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from florence2_support import PICTURE
 from PIL import Image
+from support import Takes, readbacks
 
+from backend.runtime.device import Device, get_device
+from backend.runtime.errors import DeviceError
 from recipes.florence2 import RECIPE
 from recipes.florence2.runner import Florence
+from recipes.recipe import UserError
+from tests.passes.programs import Method, lower
 from zoo.artifact import assets_of
 from zoo.check import check
 from zoo.export import ExportReport, export, make_request
@@ -75,6 +81,50 @@ def test_both_runtimes_and_a_process_without_torch_say_the_same(
     done = subprocess.run(run, capture_output=True, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode().rstrip("\n") == texts[0] == texts[1] != ""
+
+
+def test_nothing_comes_back_before_the_first_logits(
+    exported: tuple[Path, ExportReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With results that can stay on the GPU; ExecuTorch's runtime hands out features and encoding."""
+    for runtime, before in (("direct", 0), ("executorch", 2)):
+        with Program.load(exported[0], runtime) as program:
+            florence = Florence(program, assets_of(exported[0]))
+            sizes = readbacks(monkeypatch)
+            florence.see(PICTURE)
+            assert len(sizes) == before // 2
+            list(florence.ask("<OD>", None, 1, 4))
+            assert sizes[before:] == [4 * 1408] * 4 and len(sizes) == before + 4
+        assert florence.answer.first_seconds > 0 and florence.answer.seconds > 0
+
+
+def test_a_program_of_an_older_version_is_refused(exported: tuple[Path, ExportReport], tmp_path: Path) -> None:
+    old = lower(tmp_path / "old.pte", {"vision": Method(Takes(), (torch.zeros(1, 3, 96, 96),))}).path
+    for runtime in ("direct", "executorch"):
+        with Program.load(old, runtime) as program, pytest.raises(UserError, match="one of an older version: export"):
+            Florence(program, assets_of(exported[0])).see(PICTURE)
+
+
+@pytest.mark.parametrize("noticed", ["by the answer", "elsewhere"])
+def test_a_gpu_lost_while_it_sees(
+    noticed: str, exported: tuple[Path, ExportReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer says so, whoever noticed first: none about a picture that a new device does not have."""
+    monkeypatch.setattr("backend.runtime.device._current", lost := Device())
+    with Program.load(exported[0], "direct") as program:
+        florence = Florence(program, assets_of(exported[0]))
+        florence.see(PICTURE)
+        if noticed == "elsewhere":
+            lost.lost = "device lost"
+        else:
+            lost.handle.destroy()
+        with pytest.raises(DeviceError):
+            list(florence.ask("<OD>", None, 1, 4))
+        with pytest.raises(UserError, match="no picture yet"):
+            florence.ask("<OD>", None, 1, 4)
+        florence.see(PICTURE)
+        list(florence.ask("<OD>", None, 1, 4))
+        assert florence.answer.tokens == 4 and get_device() is not lost
 
 
 def test_the_command(exported: tuple[Path, ExportReport], photo: Path, tmp_path: Path) -> None:

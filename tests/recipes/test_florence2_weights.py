@@ -35,7 +35,7 @@ def test_saved_checkpoint_is_the_same_model(saved: Path) -> None:
     assert loaded.is_trained and not loaded.notices
     assert make_metadata(loaded) == make_metadata(tiny) | {"is_trained": True}
     check_same_weights(loaded.model, tiny.model)
-    pixels = np.random.default_rng(0).standard_normal((1, 3, 96, 96), dtype=np.float32)
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 96, 96, 3), np.uint8)
     results = []
     for source in (loaded, tiny):
         program = EagerProgram(make_bundle(source))

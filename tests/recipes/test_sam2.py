@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sam2_support import HEIGHT, PICTURE, WIDTH
+from sam2_support import HEIGHT, PICTURE, WIDTH, normalized
 
 from recipes import recipe as registry
 from recipes.eager import EagerProgram
@@ -22,7 +22,6 @@ from recipes.sam2.blocks import Block
 from recipes.sam2.build import build
 from recipes.sam2.check import overlap, prompts
 from recipes.sam2.checkpoint import Checkpoint
-from recipes.sam2.masks import as_pixels
 from recipes.sam2.modules import EncodeMethod, Features, PromptMethod
 from recipes.sam2.prompts import Prompt
 from recipes.sam2.runner import Answer, Segmenter
@@ -38,7 +37,7 @@ def reference(prompt: Prompt, multimask: bool = True) -> Any:
     """transformers' answer, prompted as its processor would: boxes apart from points, in pixels of the square."""
     model = standin.tiny().model
     program = Reference(Checkpoint(model))
-    program.run("encode", as_pixels(PICTURE, 128, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    program.keep(normalized(PICTURE, 128))
     scale = torch.tensor([128 / WIDTH, 128 / HEIGHT])
     given: dict[str, Any] = {}
     if prompt.points:
@@ -145,7 +144,8 @@ def test_half_precision_keeps_places(sam2_assets: Path) -> None:
     assert isinstance(encode, EncodeMethod) and isinstance(prompt, PromptMethod)
     assert encode.features is prompt.features and encode.features.embedding.dtype == torch.float16
     assert prompt.points.projection.dtype == torch.float32 and prompt.tokens.dtype == torch.float16
-    outputs = EagerProgram(bundle).run("encode", np.zeros((1, 3, 128, 128), np.float32))
+    assert encode.normalize.offset.dtype == torch.float32
+    outputs = EagerProgram(bundle).run("encode", np.zeros((1, 128, 128, 3), np.uint8))
     assert all(output.dtype == np.float32 for output in outputs)
 
 

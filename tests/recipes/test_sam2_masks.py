@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sam2_support import MEAN, STD, normalized
 from torch.nn import functional as F
 
 from recipes.recipe import UserError
@@ -33,8 +34,6 @@ from recipes.sam2.outputs import Outputs, label_picture, overlay, write
 from recipes.sam2.prompts import Prompt, from_options
 from zoo.pictures import read_rgb, sample_path
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
 
 def noise(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
@@ -50,10 +49,11 @@ def test_pixels_are_the_reference_processors(name: str) -> None:
     resized = F.interpolate(
         torch.from_numpy(picture).permute(2, 0, 1)[None], (1024, 1024), mode="bilinear", antialias=True
     )
-    wanted = (resized.float() / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-    pixels = as_pixels(picture, 1024, MEAN, STD)
-    assert pixels.shape == (1, 3, 1024, 1024) and pixels.dtype == np.float32
-    np.testing.assert_allclose(pixels, wanted.numpy(), atol=2e-6)
+    assert (as_pixels(picture, 1024).shape, as_pixels(picture, 1024).dtype) == ((1, 1024, 1024, 3), np.uint8)
+    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+    # Both of the reference's ways: a rounding at each of three steps, and mean and std times 255 first.
+    for wanted in ((resized.float() / 255 - mean) / std, (resized.float() - 255 * mean) / (255 * std)):
+        np.testing.assert_allclose(normalized(picture, 1024), wanted.numpy(), rtol=0, atol=6e-7)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 300), (7, 3000), (64, 64)])
@@ -61,8 +61,8 @@ def test_pixels_of_odd_shapes(shape: tuple[int, int]) -> None:
     """Within one level of 8 bits, for which the two libraries round sums of many terms differently."""
     picture = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     resized = F.interpolate(torch.from_numpy(picture).permute(2, 0, 1)[None], (64, 64), mode="bilinear", antialias=True)
-    levels = as_pixels(picture, 64, (0, 0, 0), (1, 1, 1)) * 255
-    assert np.abs(levels - resized.numpy()).max() < 1.001
+    levels = as_pixels(picture, 64)[0].astype(int)
+    assert np.abs(levels - resized[0].permute(1, 2, 0).numpy()).max() <= 1
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 900), (32, 32), (300, 451), (17, 5), (720, 1280)])

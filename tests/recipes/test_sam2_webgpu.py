@@ -11,14 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from support import Takes, readbacks
 
 import backend.runtime
+from backend.runtime.device import Device, get_device
+from backend.runtime.errors import DeviceError
 from backend.runtime.program import read_program
+from recipes.recipe import UserError
 from recipes.sam2 import RECIPE, standin
 from recipes.sam2.prompts import Prompt
 from recipes.sam2.runner import Segmenter
 from tests.cli.harness import environ
+from tests.passes.programs import Method, lower
 from zoo.artifact import assets_of
 from zoo.check import check
 from zoo.export import ExportReport, export, make_request
@@ -65,7 +71,7 @@ def test_one_partition_a_method_and_weights_once(exported: tuple[Path, ExportRep
 def test_windows_take_no_copies(exported: tuple[Path, ExportReport]) -> None:
     """Of a block: norm, projection, attention, its heads side by side, projection, norm, two linears; where queries
     are pooled two pools and a projection more; a pad where windows stand over; a sum where its order changes."""
-    kernels = backend.runtime.load(exported[0]).plan("encode", np.zeros((1, 3, 128, 128), np.float32))["kernels"]
+    kernels = backend.runtime.load(exported[0]).plan("encode", np.zeros((1, 128, 128, 3), np.uint8))["kernels"]
     blocks = 6
     assert sum("layer_norm" in kernel for kernel in kernels) == 2 * blocks
     assert sum("pad" in kernel for kernel in kernels) == 2
@@ -90,6 +96,52 @@ def test_both_runtimes_and_a_process_without_torch_agree(exported: tuple[Path, E
     done = subprocess.run(run, capture_output=True, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr.decode()
     assert json.loads(done.stdout) == answers[0] == answers[1] and len(answers[0]) == 3
+
+
+def test_nothing_of_a_picture_comes_back(exported: tuple[Path, ExportReport], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With results that can stay on the GPU; ExecuTorch's runtime hands out all three maps."""
+    path, maps = exported[0], 4 * (64 * 8 * 8 + 16 * 16 * 16 + 8 * 32 * 32)
+    for runtime, expected in (("direct", []), ("executorch", [maps])):
+        with Program.load(path, runtime) as program:
+            segmenter = Segmenter(program, assets_of(path))
+            sizes = readbacks(monkeypatch)
+            segmenter.look(PICTURE)
+            assert sizes == expected
+            segmenter.ask(PROMPT)
+            assert len(sizes) == len(expected) + 1
+
+
+def test_a_program_of_an_older_version_is_refused(exported: tuple[Path, ExportReport], tmp_path: Path) -> None:
+    old = lower(tmp_path / "old.pte", {"encode": Method(Takes(), (torch.zeros(1, 3, 128, 128),))}).path
+    for runtime in ("direct", "executorch"):
+        with Program.load(old, runtime) as program:
+            segmenter = Segmenter(program, assets_of(exported[0]))
+            with pytest.raises(UserError, match="one of an older version: export again"):
+                segmenter.look(PICTURE)
+            with pytest.raises(UserError, match="no picture yet"):
+                segmenter.ask(PROMPT)
+
+
+@pytest.mark.parametrize("noticed", ["by the prompt", "elsewhere"])
+def test_a_gpu_lost_while_it_encodes(
+    noticed: str, exported: tuple[Path, ExportReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt says so, whoever noticed first: no masks of a picture that a new device does not have."""
+    path = exported[0]
+    monkeypatch.setattr("backend.runtime.device._current", lost := Device())
+    with Program.load(path, "direct") as program:
+        segmenter = Segmenter(program, assets_of(path))
+        segmenter.look(PICTURE)
+        if noticed == "elsewhere":
+            lost.lost = "device lost"
+        else:
+            lost.handle.destroy()
+        with pytest.raises(DeviceError):
+            segmenter.ask(PROMPT)
+        with pytest.raises(UserError, match="no picture yet"):
+            segmenter.ask(PROMPT)
+        segmenter.look(PICTURE)
+        assert np.isfinite(segmenter.ask(PROMPT).logits).all() and get_device() is not lost
 
 
 def test_two_programs_keep_two_pictures(exported: tuple[Path, ExportReport]) -> None:

@@ -55,7 +55,8 @@ def bench(
     """Times the recipe's workloads under each of `requests`; returns the JSON of `zoo bench --json`.
 
     A call is timed from numpy arrays in to numpy arrays out, upload and readback included, where a row has no note that
-    says otherwise. `against` names the other sides to time: by default all that the recipe has, and the peers that are
+    says otherwise; one whose results a program only keeps for others (a recipe's `bench.py` says which) until the GPU
+    is done. `against` names the other sides to time: by default all that the recipe has, and the peers that are
     installed. `memory` runs the recipe's sample once more on every backend, in a process of its own, for its peak
     resident bytes. How long loading a program took and each side's first call, with all that it makes ready, stands
     beside. `only`: the workloads whose names contain it. `patience`: seconds that each peer with a process of
