@@ -18,7 +18,7 @@ from backend.graph import BACKEND_ID
 from backend.runtime.device_tensor import DeviceTensor
 from backend.runtime.errors import DeviceLostError
 from backend.runtime.program import ProgramError, ProgramFile, TensorMeta, read_program
-from recipes.recipe import Runnable, Starting, UserError
+from recipes.recipe import Runnable, Starting, UserError, keeps_on_device
 
 if TYPE_CHECKING:
     from backend.runtime.device import Device
@@ -63,8 +63,7 @@ def keep(program: Runnable, method: str, *inputs: np.ndarray | DeviceTensor) -> 
     Where they can stay on the GPU nothing comes back, and nothing is waited for: what goes wrong on the GPU is told by
     the program's next call. Raises as `Program.run` does.
     """
-    # A program of the direct runtime itself has `start`; `Program` has it and says if it works.
-    if not getattr(program, "keeps_on_device", hasattr(program, "start")):
+    if not keeps_on_device(program):
         program.run(method, *inputs)
         return Kept(None)
     results = cast(Starting, program).start(method, *inputs, fetch=())
