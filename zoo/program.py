@@ -16,7 +16,6 @@ import numpy as np
 
 from backend.graph import BACKEND_ID
 from backend.runtime.device_tensor import DeviceTensor
-from backend.runtime.errors import DeviceLostError
 from backend.runtime.program import ProgramError, ProgramFile, TensorMeta, read_program
 from recipes.recipe import Runnable, Starting, UserError, keeps_on_device
 
@@ -45,11 +44,6 @@ class Kept:
     def __init__(self, device: Device | None) -> None:
         self._device = device
 
-    def check(self) -> None:
-        """Raises `DeviceLostError` when the GPU was lost since, and what it kept with it, whoever noticed."""
-        if self._device is not None and self._device.lost is not None:
-            raise DeviceLostError(f"GPU device lost since an earlier call on {self._device.name}: run again")
-
     def wait(self) -> None:
         """Returns when the GPU has done the call. Raises `DeviceError` where it could not."""
         if self._device is not None:
@@ -61,7 +55,7 @@ def keep(program: Runnable, method: str, *inputs: np.ndarray | DeviceTensor) -> 
     """Runs a method for the state that it leaves with the program: its results are not wanted here.
 
     Where they can stay on the GPU nothing comes back, and nothing is waited for: what goes wrong on the GPU is told by
-    the program's next call. Raises as `Program.run` does.
+    the program's next call, as is that the state was lost. Raises as `Program.run` does.
     """
     if not keeps_on_device(program):
         program.run(method, *inputs)

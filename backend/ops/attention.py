@@ -1,7 +1,8 @@
 """scaled_dot_product_attention, whole: no buffer of scores, no repeated keys, no copies of permuted operands.
 
 Many queries go through `attention_wide` on a GPU and `attention` elsewhere (tiles with running softmax), up to 8
-through `attention_few`, which is parallel over keys and drops those that a bool mask or causality hides;
+through `attention_few`, which is parallel over keys and drops those that a bool mask or causality hides (but not where
+these are many small windows, on a GPU);
 `attention_merge` puts together what was found in spans of the keys. Heads of very many elements with few keys
 (attention between channels) are two products and a softmax between them: their scores are few, and a product can split
 its depth. On processors, that is so for whatever hides no keys, and for many queries under causality
@@ -32,6 +33,7 @@ from backend.runtime.value import Value
 
 MAX_RANK = 4
 FEW_QUERIES = 8
+FEW_KEYS = 128  # of a window: one or two steps of a tile
 SPANS = (64, 256)  # keys a workgroup of attention_few looks at
 BUSY = 1024  # workgroups below which a GPU gets the shorter span
 WIDE = (
@@ -211,7 +213,7 @@ def _lower(call: Call, b: Builder) -> Value:
         "v": sides["v"].vector_axis(width, keys),
     }
     job = Job(tuple(out.shape), out.dtype, batch * heads, sides, vec, reads, params, constants)
-    if queries <= FEW_QUERIES:
+    if queries <= FEW_QUERIES and not _are_windows(job, b):
         return _launch_few(job, b)
     tile = choose(job, b) if usable(b) or _is_long(job, b) else None
     return _launch_many(job, b) if tile is None else _launch_wide(tile, job, b)
@@ -352,6 +354,13 @@ def _span(rows: int, keys: int, b: Builder) -> int:
     short, long = SPANS
     few = keys > short and rows * -(-keys // long) < BUSY
     return short if few and not b.capabilities.on_processor else long
+
+
+def _are_windows(job: Job, b: Builder) -> bool:
+    """Whether there are many of them, on a GPU, each with few keys, of which none is hidden: a workgroup of its own for
+    each query then costs more than what `attention_wide` leaves idle."""
+    hidden = bool(job.constants["mask"]) or job.constants["causal"]
+    return usable(b) and not hidden and job.pairs >= BUSY and job.params["keys"] <= FEW_KEYS
 
 
 def _launch_few(job: Job, b: Builder) -> Value:

@@ -23,7 +23,7 @@ from recipes.florence2.generate import Decoder, generate, search_of
 from recipes.florence2.tasks import task_input
 from recipes.recipe import Runnable, UserError
 from zoo.pictures import as_square
-from zoo.program import Kept, keep
+from zoo.program import keep
 
 
 @dataclass
@@ -72,7 +72,6 @@ class Florence:
         self.tokenizer.no_truncation()
         self._program = program
         self._size: tuple[int, int] | None = None
-        self._kept = Kept(None)
         self._picture_seconds = 0.0
         self.answer = Answer("", 0, 0)  # the last one
 
@@ -85,7 +84,7 @@ class Florence:
         started = time.perf_counter()
         self._size = None
         try:
-            self._kept = keep(self._program, "vision", as_pixels(pixels, self.metadata["picture"]))
+            keep(self._program, "vision", as_pixels(pixels, self.metadata["picture"]))
         except ShapeError as error:  # it took normalised floats
             raise UserError("the program is one of an older version: export again") from error
         self._size = (pixels.shape[1], pixels.shape[0])
@@ -120,7 +119,6 @@ class Florence:
 
     def _pieces(self, ids: np.ndarray, search: Any) -> Iterator[str]:
         try:
-            self._kept.check()
             yield from self._said(ids, search)
         except DeviceError:
             self._size = None  # it may not have been seen, and a new device has nothing of it

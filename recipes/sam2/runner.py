@@ -18,7 +18,7 @@ from backend.runtime.errors import DeviceError
 from recipes.recipe import Runnable, UserError
 from recipes.sam2.masks import Found, as_mask_prompt, as_pixels
 from recipes.sam2.prompts import Prompt
-from zoo.program import Kept, keep
+from zoo.program import keep
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Segmenter:
         self.mask_size: int = self.metadata["mask_size"]
         self._program = program
         self._shape: tuple[int, int] | None = None
-        self._kept = Kept(None)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -74,7 +73,7 @@ class Segmenter:
         """
         self._shape = None
         try:
-            self._kept = keep(self._program, "encode", as_pixels(picture, self.size))
+            keep(self._program, "encode", as_pixels(picture, self.size))
         except ShapeError as error:  # it took normalised floats
             raise UserError("the program is one of an older version: export again") from error
         self._shape = (picture.shape[0], picture.shape[1])
@@ -94,7 +93,6 @@ class Segmenter:
         dense = np.zeros((1, 1, side, side), np.float32) if mask is None else mask.reshape(1, 1, side, side)
         has_mask = np.array([mask is not None])
         try:
-            self._kept.check()
             logits, scores, present = self._program.run("prompt", points, labels, dense.astype(np.float32), has_mask)
         except DeviceError:
             self._shape = None  # it may not have been encoded, and a new device has nothing of it

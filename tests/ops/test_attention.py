@@ -319,6 +319,25 @@ def test_few_queries_as_on_gpus_and_on_processors(few, span, monkeypatch):
     test_dynamic_lengths()
 
 
+def test_many_small_windows_are_not_given_to_the_kernel_of_few_queries(monkeypatch):
+    """On a GPU, unless keys are hidden; the results are the same."""
+    monkeypatch.setattr(attention, "usable", lambda b: True)
+    monkeypatch.setattr(attention.lanes, "usable", lambda b: False)
+    q, k, v = (
+        x * 0.5 for x in (torch.randn(1030, 1, 3, 24), torch.randn(1030, 1, 17, 24), torch.randn(1030, 1, 17, 8))
+    )
+    mask = torch.ones(3, 17, dtype=torch.bool)
+    for options, wide in (({}, True), ({"attn_mask": mask}, False), ({"is_causal": True}, False)):
+        graph, feeds, data, _ = build(SDPA, (q, k, v), options)
+        delegate = Delegate(to_blob(graph), data.__getitem__)
+        templates = {step.template for step in delegate.plan([feed.shape for feed in feeds]).steps}
+        assert ("attention_wide" in templates, "attention_few" in templates) == (wide, not wide)
+        (out,) = delegate.execute(feeds)
+        delegate.close()
+        golden = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), **options)
+        assert_close(out, golden.numpy(), **CLOSE)
+
+
 def test_a_span_of_hidden_keys_ends_early(monkeypatch):
     """Its sums stay what they were in memory, here NaN, and do not count."""
     monkeypatch.setattr(attention, "SPANS", (64, 64))
