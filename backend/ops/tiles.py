@@ -27,7 +27,6 @@ MOST_IN_PARTS = 2**22  # elements of the parts together, float32
 SECOND = 1.15  # how much faster a way must be for a second dispatch, which costs the host time too
 LONG_DEPTH = 4096  # up to so many products are added one after the other: a long row of sums loses digits
 RUN = 2048  # beyond that, so many, and then their sum to those before
-REGISTERS = 65536  # of a processor
 LEAST_DEPTH = 128  # of a part: below it, adding up costs more than it saves
 
 
@@ -70,8 +69,8 @@ class Tile:
 
     @property
     def resident(self) -> int:
-        """Groups that a processor of a GPU works on at a time, by its registers: results, and about 72 more each."""
-        return max(1, REGISTERS // (self.invocations * (16 * self.RM * self.RN + 72)))
+        """Groups that a processor of a GPU takes as long for as for one: two warps for each of its four schedulers."""
+        return 2 if self.invocations <= 128 else 1
 
     @property
     def name(self) -> str:
@@ -184,12 +183,12 @@ def terms(sizes: Sizes, choice: Choice, processors: int, edge: float) -> tuple[f
 
 
 # Fitted to 682 times of 47 products on an NVIDIA H200 (132 processors), with a relative error of 4%. What the model
-# chooses was measured for 40 of them: 3% slower than the fastest way, on geometric average, and 16% at most.
+# chooses was measured for 39 of them: 2% slower than the fastest way, on geometric average, and 14% at most.
 SHIPPED = Costs(
-    processors=132, launch=2.107, adding=2.408, element=0.874,
+    processors=132, launch=2.117, adding=2.451, element=0.787,
     rates=(
-        Rate(0.1780, 0.0963, 20.7), Rate(0.0, 0.1999, 14.4), Rate(0.1026, 0.0, 15.3), Rate(0.0727, 0.0617, 12.4),
-        Rate(0.0588, 0.0317, 8.3), Rate(0.0, 0.1241, 12.5), Rate(0.0302, 0.0227, 6.3), Rate(0.0, 0.0537, 19.3),
+        Rate(0.1779, 0.0964, 21.0), Rate(0.0, 0.1999, 14.6), Rate(0.1027, 0.0, 15.7), Rate(0.0726, 0.0618, 12.6),
+        Rate(0.0557, 0.0307, 10.0), Rate(0.0, 0.1241, 12.6), Rate(0.0301, 0.0227, 6.3), Rate(0.0, 0.0538, 19.3),
     ),
 )  # fmt: skip
 

@@ -27,7 +27,7 @@ SLOW = Costs(
     15.0,
     30.0,
     tuple(
-        Rate((1 + 0.2 * i) * rate, rate, float(tune.EDGES[i]))
+        Rate((1 + 0.1 * i) * rate, rate, float(tune.EDGES[i]))
         for i, rate in enumerate(0.002 * tile.rows * tile.cols / 64 + 0.01 * i for i, tile in enumerate(TILES))
     ),
 )
@@ -64,9 +64,13 @@ def test_the_fit_finds_an_adapter_again(costs: Costs) -> None:
 
 def test_a_tile_without_times_costs_as_shipped() -> None:
     able = TILES[4:]
-    found, _ = tune.fit([s for s in samples(SLOW, 0) if s.choice.tile in able], able)
+    timed = [s for s in samples(SLOW, 0) if s.choice.tile in able]
+    found, _ = tune.fit(timed, able)
     assert found.rates[:4] == SHIPPED.rates[:4]
-    assert tuple(found.rates[6]) == pytest.approx(tuple(SLOW.rates[6]), rel=1e-3, abs=1e-6)
+    # Not by their numbers: what no time shows, like one group alone of a tile with many, may be any.
+    for sample in timed:
+        if sample.choice.tile is TILES[6]:
+            assert found.predict(sample.sizes, sample.choice) == pytest.approx(sample.time, rel=0.08)
 
 
 def test_non_negative_least_squares() -> None:

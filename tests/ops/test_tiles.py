@@ -47,16 +47,15 @@ def test_the_shipped_choice():
     assert choose(1, 512, 4096, 1024) == Choice(tiles.HUGE_HALVED)
     assert choose(1, 4096, 1536, 384) == choose(1, 4900, 1152, 384) == Choice(tiles.LARGE)
     assert choose(1, 128, 4096, 1024) == Choice(tiles.MEDIUM_QUARTERED)
-    assert choose(1, 640, 512, 2048) == Choice(tiles.LARGE, 6)
-    assert choose(1, 512, 6144, 1024) == choose(1, 1024, 3072, 768) == Choice(tiles.TALL)
-    assert choose(1, 1500, 1536, 384) == choose(1, 2304, 2048, 512) == choose(1, 65536, 288, 96) == Choice(tiles.MEDIUM)
-    assert choose(1, 256, 512, 512) == Choice(tiles.SMALL_QUARTERED)
-    assert choose(1, 32, 6144, 1024) == Choice(tiles.SMALL_HALVED)
+    assert choose(1, 512, 6144, 1024) == choose(1, 2304, 2048, 512) == choose(1, 65536, 288, 96) == Choice(tiles.MEDIUM)
+    assert choose(1, 2304, 512, 512) == choose(1, 2304, 512, 2048) == Choice(tiles.HUGE, 3)
+    assert choose(1, 256, 512, 512) == Choice(tiles.SMALL_HALVED)
+    assert choose(1, 20, 4096, 1024) == Choice(tiles.SMALL_QUARTERED)
 
 
 def test_groups_that_a_processor_works_on_at_a_time():
     """Two of 128 × 128 by 128 invocations: a third starts when these are done, and costs as much as both."""
-    assert tiles.HUGE.resident == 2 and tiles.LARGE.resident == tiles.HUGE_HALVED.resident == 1
+    assert tiles.HUGE.resident == tiles.MEDIUM.resident == 2 and tiles.LARGE.resident == 1
     alone = Costs(1, 0.0, 0.0, 0.0, tuple(Rate(2.0, 0.5, 0.0) for _ in TILES))
     times = [alone.predict((1, 128 * groups, 128, 64), Choice(tiles.HUGE)) for groups in range(1, 6)]
     assert times == [128.0, 128.0, 256.0, 256.0, 384.0]
