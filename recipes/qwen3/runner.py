@@ -74,7 +74,7 @@ class Writer:
         self._candidates: int = metadata.get("candidates", 0)  # programs of before cannot choose
         self.works_ahead: bool = ahead and keeps_on_device(program) and self._candidates > 0
         self.cached: list[int] = []  # tokens whose keys and values are in the caches, by position
-        self._text: Sequence[int] = self.cached  # the one that was read last
+        self._text: Sequence[int] = ()  # the one that was read last, itself
 
     def read(self, ids: Sequence[int]) -> tuple[np.ndarray, int]:
         """Makes `ids` the text so far. Returns the logits `[V]` after it and how many tokens had to be read.
@@ -190,7 +190,10 @@ class Writer:
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two texts start with alike."""
-    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:  # nearly always, and many times as fast as one by one
+        return shorter
+    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), shorter)
 
 
 class Chat:
