@@ -28,7 +28,7 @@ from backend.runtime.plan import Plan
 from backend.runtime.state import StateStore
 from recipes.recipe import UserError
 from zoo.bench.timing import Timer
-from zoo.console import progress
+from zoo.console import progress, step
 
 # rows, depth, columns: from one that fills a GPU to ones of few groups, long and short sums.
 FITTED = (
@@ -124,7 +124,8 @@ def tune() -> Report:
     target = calibration.path(device.adapter)
     able = tiles.fitting(capabilities(device))
     samples = measure(device, able)
-    costs, error = fit(samples, able)
+    with step("the rule that explains their times"):
+        costs, error = fit(samples, able)
     rows = []
     with progress("products that the fit has not seen", len(HELD_OUT), "product") as advance:
         for shape in HELD_OUT:

@@ -1,12 +1,11 @@
 """scaled_dot_product_attention, whole: no buffer of scores, no repeated keys, no copies of permuted operands.
 
 Many queries go through `attention_wide` on a GPU and `attention` elsewhere (tiles with running softmax), up to 8
-through `attention_few`, which is parallel over keys and drops those that a bool mask or causality hides (but not where
-these are many small windows, on a GPU);
-`attention_merge` puts together what was found in spans of the keys. Heads of very many elements with few keys
-(attention between channels) are two products and a softmax between them: their scores are few, and a product can split
-its depth. On processors, that is so for whatever hides no keys, and for many queries under causality
-(`backend.ops.attention_products`).
+through `attention_few`, which is parallel over keys and drops those that a bool mask or causality hides;
+`attention_merge` puts together what was found in spans of the keys. Few queries in each of many small windows are the
+tiles' on a GPU. Heads of very many elements with few keys (attention between channels) are two products and a softmax
+between them: their scores are few, and a product can split its depth. On processors, that is so for whatever hides no
+keys, and for many queries under causality (`backend.ops.attention_products`).
 
 A query that sees no key gives 0, as in torch; in `zoo.sdpa`, which stands for a softmax that a model spells out
 (`backend.passes.attention`), it gives NaN, as that does. With few queries, what a hidden key holds does not matter;

@@ -199,7 +199,7 @@ class DelegateResources:
         self.static: dict[str, Any] = {}
         self._constants: dict[str, Any] = {}
         self._constant_bytes = constant_bytes
-        self._states = states
+        self.states = states
         self._planned = False
         self._by_constant = {spec.constant: spec for spec in graph.values if spec.is_constant}
         self._by_state = {spec.state: spec for spec in graph.values if spec.state is not None}
@@ -209,7 +209,7 @@ class DelegateResources:
             spec = self._by_state[buffer.key]
             pieces = [] if spec.constant is None else self._constant_bytes(spec)
             initial = self._as_stored(spec, pieces[0]).tobytes() if pieces else None
-            return self._states.get(self.device, spec, buffer.nbytes, initial)
+            return self.states.get(self.device, spec, buffer.nbytes, initial)
         if buffer.key in self._constants:
             return self._constants[buffer.key]
         spec = self._by_constant[buffer.key]
@@ -229,4 +229,4 @@ class DelegateResources:
 
     def scratch(self, sizes: Sequence[int]) -> list[Any]:
         first, self._planned = not self._planned, True
-        return self._states.scratch(self.device, sizes, exact=first)
+        return self.states.scratch(self.device, sizes, exact=first)

@@ -126,9 +126,11 @@ class Device:
     def write(self, buffer: Any, data: Any, offset: int = 0) -> None:
         """Copy bytes (any contiguous buffer) to the GPU; a size that is no multiple of 4 is padded with zeros.
 
-        However much is written, no more than `STAGED_BYTES` of it waits in staging memory.
+        However much is written, no more than `STAGED_BYTES` of it waits in staging memory. Raises `DeviceError`.
         """
-        view = memoryview(data).cast("B")
+        self.guard("uploading", self._write, buffer, memoryview(data).cast("B"), offset)
+
+    def _write(self, buffer: Any, view: memoryview, offset: int) -> None:
         whole = len(view) // 4 * 4
         for start in range(0, whole, STAGED_BYTES):
             piece = view[start : min(start + STAGED_BYTES, whole)]
@@ -211,6 +213,9 @@ class Device:
             {"binding": index, "resource": {"buffer": buffer, "offset": offset, "size": size}}
             for index, (buffer, offset, size) in enumerate(resources)
         ]
+        return self.guard("binding buffers", self._bind_group, slots, entries)
+
+    def _bind_group(self, slots: Sequence[str], entries: list[dict[str, Any]]) -> Any:
         return self.handle.create_bind_group(layout=self.layout(slots)[0], entries=entries)
 
     # -- errors

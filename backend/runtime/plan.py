@@ -25,6 +25,7 @@ from backend.runtime.hostdata import Stored
 from backend.runtime.memory import assign_memory
 from backend.runtime.packing import is_packed
 from backend.runtime.replay import Copy, Mapping, Step, Table, record, submit, timed
+from backend.runtime.state import StateStore
 from backend.runtime.tensor import STORAGE, STORAGE_BYTES, Buffer, Tensor
 
 _AT_ONCE_BYTES = 32 << 20  # of new buffers, before work on constants is run and lets go of what it needs no more
@@ -39,6 +40,7 @@ class Resources(Protocol):
     """What plans of one delegate share."""
 
     device: Device
+    states: StateStore
     static: dict[str, Any]  # content key -> GPU buffer
 
     def stored(self, buffer: Buffer, keep: bool = True) -> Any:
@@ -69,6 +71,7 @@ class Plan:
 
     def __init__(self, lowered: Lowered, resources: Resources, keep_inputs: bool = False):
         self.device = resources.device
+        self._states = resources.states
         self.outputs = lowered.outputs
         self._packed = lowered.packed
         static = _static_dispatches(lowered.dispatches)
@@ -173,7 +176,7 @@ class Plan:
         buffers, readback = self._launch(inputs, fetch, keep=True)
         return [
             DeviceTensor(
-                *(self.device, buffer, tensor.dtype, tensor.shape, spare),
+                *(self.device, buffer, tensor.dtype, tensor.shape, spare, self._states.forget),
                 readback=functools.partial(_nth, readback, fetch.index(position)) if position in fetch else None,
             )
             for position, (tensor, buffer, spare) in enumerate(zip(self.outputs, buffers, self._kept, strict=True))

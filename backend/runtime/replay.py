@@ -112,8 +112,9 @@ def write(device: Any, buffer: Any, offset: int, data: Any) -> None:
 
     Raises `wgpu.GPUError`.
     """
-    pointer = ffi.from_buffer(data)
-    libf.wgpuQueueWriteBuffer(device.handle.queue._internal, buffer._internal, offset, pointer, len(pointer))
+    # Released here: an error's traceback would keep it, and the collector takes a buffer from under it.
+    with ffi.from_buffer(data) as pointer:
+        libf.wgpuQueueWriteBuffer(device.handle.queue._internal, buffer._internal, offset, pointer, len(pointer))
 
 
 @functools.cache

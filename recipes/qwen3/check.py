@@ -13,7 +13,7 @@ import numpy as np
 
 from recipes.eager import EagerProgram, in_float64
 from recipes.qwen3.build import build
-from recipes.qwen3.choose import NOT_FINITE
+from recipes.qwen3.choose import NOT_FINITE, RANDOM
 from recipes.qwen3.sampling import Sampler, Sampling, distribution
 from recipes.recipe import Bundle, Comparison, ExportRequest, Runnable, Tolerance
 
@@ -120,7 +120,10 @@ def _end_row(
 def _choice_rows(
     program: Runnable, meta: dict[str, Any], bound: Tolerance, rng: np.random.Generator
 ) -> list[Comparison]:
-    """Tokens that the program chooses from logits, against the rules in float64; and what it says of a NaN."""
+    """Tokens that the program chooses from logits, against the rules in float64; and what it says of a NaN. No rows for
+    a program of before, which leaves that to the host."""
+    if "draw" not in getattr(program, "methods", ("draw",)):
+        return []
     likeliest: list[tuple[int, int]] = []
     drawn: list[tuple[int, int]] = []
 
@@ -136,7 +139,7 @@ def _choice_rows(
             # The middle of a token's part of [0, 1): no rounding reaches its bounds.
             place = rng.choice(np.flatnonzero(chances > 1e-3))
             top_k, settings = Sampler(sampling).inputs()
-            settings[3] = chances[:place].sum() + chances[place] / 2
+            settings[RANDOM] = chances[:place].sum() + chances[place] / 2
             drawn.append((chosen("draw", logits, top_k, settings), int(tokens[place])))
     broken = np.full((1, meta["vocab_size"]), np.nan, dtype=np.float32)
     broken[0, 0] = 1.0

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 CANDIDATES = 64  # `draw` looks at so many of the likeliest tokens: top-k of more, or of all, is the host's
+RANDOM = 3  # the place of the random number among the settings of `draw`
 NOT_FINITE = -1  # in place of a token, where not all logits are finite
 
 

@@ -112,6 +112,7 @@ class Writer:
             yield
         except DeviceError:
             self.cached.clear()
+            self._text = ()
             raise
 
     def generate(self, ids: Sequence[int], sampling: Sampling, max_tokens: int, turn: Turn) -> Iterator[int]:

@@ -3,8 +3,8 @@
 Why this split. A picture is encoded once and prompted many times. What prompts need of it, the embedding and two finer
 feature maps (16 MB in fp32), is a state that both methods share: it stays with the backend between calls, so a prompt
 uploads its points and a mask, and downloads its masks, no more. The picture comes as bytes, which `encode` normalises:
-3 MB to upload. Everything that depends on the size of the picture
-alone (position embeddings, of which one is resized by bicubic interpolation) is a constant.
+3 MB to upload. Everything that depends on the size of the picture alone (position embeddings, of which one is resized
+by bicubic interpolation) is a constant.
 
 The modules of a transformers `Sam2Model` do the work; what its forward functions decide for a whole program at once
 (which masks to return, whether there is a mask prompt) is data here. Floats within follow the model's dtype, those of

@@ -323,6 +323,50 @@ def test_wide_tiles_of_float16_and_turned_rows(tile, monkeypatch):
     check_chain({"x": torch.randn(300, 40), "y": torch.randn(300, 36)}, *steps)
 
 
+SLICE = "aten.slice.Tensor"
+# What is added to 33 × 40 results: its shape, a view of it, and whether four neighbours of it can be read at once.
+ADDED: dict[str, tuple[tuple[int, ...], tuple[str, dict[str, Any]] | None, bool]] = {
+    "whole": ((33, 40), None, True),
+    "a row": ((40,), None, True),
+    "a column": ((33, 1), None, True),
+    "from column 4 on": ((33, 48), (SLICE, {"self": "r", "dim": 1, "start": 4, "end": 44, "step": 1}), True),
+    "from column 3 on": ((33, 48), (SLICE, {"self": "r", "dim": 1, "start": 3, "end": 43, "step": 1}), False),
+    "rows of 41": ((33, 41), (SLICE, {"self": "r", "dim": 1, "start": 0, "end": 40, "step": 1}), False),
+    "every second": ((33, 80), (SLICE, {"self": "r", "dim": 1, "start": 0, "end": 80, "step": 2}), False),
+    "turned": ((40, 33), ("aten.permute.default", {"self": "r", "dims": [1, 0]}), False),
+}
+
+
+@pytest.mark.parametrize("added", ADDED)
+def test_when_four_results_are_stored_at_once(added, monkeypatch):
+    """Only where all that goes with them comes in fours; the results are right either way."""
+    force(tiles.Choice(tiles.MEDIUM), monkeypatch)
+    shape, view, wide = ADDED[added]
+    inputs = {"x": torch.randn(33, 64), "w": torch.randn(40, 64), "r": torch.randn(shape)}
+    seen = [("s", *view)] if view else []
+    steps = [
+        *seen,
+        ("a", "aten.linear.default", {"input": "x", "weight": "w", "bias": None}),
+        ("out", "aten.add.Tensor", {"self": "a", "other": "s" if view else "r", "alpha": 1}),
+    ]
+    graph, feeds, golden = chain(inputs, *steps)
+    (actual,) = run_graph(graph, feeds)
+    assert_close(actual, golden.numpy(), **SUMS)
+    (code,) = [d.code for d in lower_graph(graph, {}, Capabilities()).dispatches if d.template == "gemm_wide"]
+    assert ("put4(to" in code) == wide
+
+
+@pytest.mark.parametrize("columns", [38, 41])
+def test_rows_that_four_does_not_divide_are_stored_one_by_one(columns, monkeypatch):
+    force(tiles.Choice(tiles.MEDIUM), monkeypatch)
+    inputs = {"x": torch.randn(33, 64), "w": torch.randn(columns, 64), "b": torch.randn(columns)}
+    graph, feeds, golden = chain(inputs, ("out", "aten.linear.default", {"input": "x", "weight": "w", "bias": "b"}))
+    (actual,) = run_graph(graph, feeds)
+    assert_close(actual, golden.numpy(), **SUMS)
+    (dispatch,) = lower_graph(graph, {}, Capabilities()).dispatches
+    assert dispatch.template == "gemm_wide" and "put4(to" not in dispatch.code
+
+
 def force(choice: tiles.Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backend.ops.tiles.usable", lambda b: True)
     monkeypatch.setattr("backend.ops.tiles.choose", lambda sizes, b: choice)

@@ -128,3 +128,32 @@ def test_refusals():
     assert refusal_of("aten.clone.default", X.double()) == "no kernel for float64"
     assert refusal_of("aten.dropout.default", X, 0.5, True) == "dropout is for training"
     assert registry.find("aten.view_copy.default") is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool])
+def test_bytes_that_came_four_to_a_word(dtype, monkeypatch):
+    """Every way to read an input takes its bytes apart: views, one by one, four at a time, by index, more than once."""
+    monkeypatch.setattr("backend.runtime.packing.FROM", 4)
+    low, high = {torch.uint8: (0, 256), torch.int8: (-128, 128), torch.bool: (0, 2)}[dtype]
+    x = torch.randint(low, high, (6, 8, 4)).to(dtype)
+    for name, *args in (
+        ("aten.permute_copy.default", [2, 0, 1]),
+        ("aten.slice_copy.Tensor", 1, 1, 8, 3),
+        ("aten.select_copy.int", 2, 3),
+        ("aten.expand_copy.default", [2, 6, 8, 4]),
+        ("aten.view_copy.default", [4, 48]),
+        ("aten.index_select.default", 1, torch.tensor([7, 0, 3])),
+        ("aten.flip.default", [0, 2]),
+    ):
+        check_op(name, x, *args)
+    check_op("aten.cat.default", [x, x[:, :4].contiguous()], 1)
+    check_op("aten.eq.Tensor", x, x.flip(0).contiguous())
+    check_op("aten.where.self", x > 0, x, x.flip(1).contiguous())
+    if dtype != torch.bool:
+        check_op("aten.mul.Tensor", x, x)
+        check_op("aten.sum.dim_IntList", x, [1])
+        check_op("aten.amax.default", x, [0, 2])
+        check_op("aten._to_copy.default", x, dtype=torch.float32)
+    else:
+        check_op("aten.any.dims", x, [1])
+        check_op("aten.masked_fill.Scalar", torch.randn(6, 8, 4), x, -1.0)

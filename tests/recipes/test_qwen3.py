@@ -322,6 +322,16 @@ def test_check_sees_faults_of_the_choice(fault: str) -> None:
     assert {row.name for row in RECIPE.check(Faulty(), request) if not compare(row).passed} == {f"{fault}.tokens"}
 
 
+def test_check_of_a_program_that_cannot_choose() -> None:
+    """One of before: the host chooses for it, and there is nothing to compare."""
+    request = ExportRequest("portable", "tiny")
+    program: Any = EagerProgram(build(request))
+    program.methods = ("step",)
+    rows = {row.name: compare(row) for row in RECIPE.check(program, request)}
+    assert "greedy.tokens" in rows and not {"likeliest.tokens", "draw.tokens"} & rows.keys()
+    assert all(row.passed for row in rows.values())
+
+
 def test_workloads_are_the_same_work_on_every_side() -> None:
     """Tokens by the caches' capacity; a step at the end of a context changes nothing before it.
 

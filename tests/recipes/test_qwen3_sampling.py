@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process as theirs
 
-from recipes.qwen3.choose import CANDIDATES, NOT_FINITE, DrawMethod, LikeliestMethod
+from recipes.qwen3.choose import CANDIDATES, NOT_FINITE, RANDOM, DrawMethod, LikeliestMethod
 from recipes.qwen3.sampling import Sampler, Sampling, distribution, penalised
 from recipes.recipe import UserError
 
@@ -57,7 +57,7 @@ def test_distribution_equals_transformers(options: dict[str, Any]) -> None:
 
 def drawn_by_method(logits: np.ndarray, sampling: Sampling, random: float) -> int:
     top_k, settings = Sampler(sampling).inputs()
-    settings[3] = random
+    settings[RANDOM] = random
     method = DrawMethod(len(logits))
     return int(method(torch.from_numpy(logits)[None], torch.from_numpy(top_k), torch.from_numpy(settings)))
 

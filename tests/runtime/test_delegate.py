@@ -10,7 +10,7 @@ from backend.expr import Expr
 from backend.graph import BlobError, Graph, Node, Ref, ShapeError, TensorSpec
 from backend.runtime import plan as plans
 from backend.runtime.delegate import Delegate
-from backend.runtime.device import get_device
+from backend.runtime.device import Device, get_device
 from backend.runtime.errors import DeviceError, DeviceLostError
 from backend.runtime.state import StateStore
 
@@ -314,6 +314,21 @@ def test_who_was_told_of_a_lost_device_is_not_told_again(monkeypatch):
     for _ in range(2):
         assert plain.execute([ONE])[0].tolist() == [-1, -1, -1]
         monkeypatch.setattr(get_device(), "lost", "lost in a test")
+
+
+@pytest.mark.parametrize("by", ["the next call", "a result"])
+def test_a_device_that_is_gone_is_told_once(monkeypatch, by):
+    """By whatever finds out first, with all plans made: an upload, or the reading of a result."""
+    monkeypatch.setattr("backend.runtime.device._current", gone := Device())
+    delegate = delegate_of(counter(initial="init"), {"init": np.float32([5, 6, 7]).tobytes()})
+    for expected in ([6, 7, 8], [7, 8, 9]):
+        assert delegate.execute([ONE])[0].tolist() == expected
+    (tensor,) = delegate.start([ONE])
+    gone.handle.destroy()
+    with pytest.raises(DeviceLostError):
+        tensor.numpy() if by == "a result" else delegate.execute([ONE])
+    assert delegate.execute([ONE])[0].tolist() == [6, 7, 8]
+    assert get_device() is not gone
 
 
 def test_only_so_many_plans_are_kept():
