@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from backend.runtime.builder import lower_graph
 from backend.runtime.capabilities import capabilities
 from backend.runtime.device import Device, get_device
 from backend.runtime.device_tensor import DeviceTensor
-from backend.runtime.errors import DeviceError, DeviceLostError
+from backend.runtime.errors import DeviceError
 from backend.runtime.hostdata import release_pages, to_storage
 from backend.runtime.packing import is_packed
 from backend.runtime.plan import Plan
@@ -69,30 +68,21 @@ class Delegate:
         a tensor of another GPU device, `ValueError` for a closed one. After a loss of the device, which is told once,
         states start over.
         """
-        with self._told():
+        with self._states.told():
             plan, stored = self._ready(inputs)
             return plan.run(stored)
 
     def start(self, inputs: Sequence[np.ndarray | DeviceTensor], fetch: Sequence[int] = ()) -> list[DeviceTensor]:
         """As `execute`, but the outputs stay on the GPU; see `backend.runtime.module.Module.start`."""
-        with self._told():
+        with self._states.told():
             plan, stored = self._ready(inputs)
             return plan.start(stored, tuple(fetch))
 
     def profile(self, inputs: Sequence[np.ndarray | DeviceTensor]) -> list[tuple[str, int]]:
         """(label, nanoseconds on the GPU) of every dispatch of one call; see `Plan.profile`."""
-        with self._told():
+        with self._states.told():
             plan, stored = self._ready(inputs)
             return plan.profile(stored)
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Who is told of a lost device here need not be told again."""
-        try:
-            yield
-        except DeviceLostError:
-            self._states.forget()
-            raise
 
     def _ready(self, inputs: Sequence[np.ndarray | DeviceTensor]) -> tuple[Plan, list[np.ndarray | DeviceTensor]]:
         by_index = dict(zip(self.graph.inputs, inputs, strict=False))

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from backend.runtime.errors import DeviceLostError
 from backend.runtime.hostdata import Stored
+from backend.runtime.state import StateStore
 
 
 class Readback:
@@ -57,7 +57,7 @@ class DeviceTensor:
         dtype: str,
         shape: tuple[int, ...],
         spare: deque[Any],
-        lost: Callable[[], None],
+        states: StateStore,
         readback: Callable[[], np.ndarray] | None,
     ):
         self.dtype = np.dtype(dtype)
@@ -65,7 +65,7 @@ class DeviceTensor:
         self.device = device
         self._buffer = buffer
         self._spare = spare
-        self._lost = lost  # is told that the caller was told of the loss of the GPU
+        self._states = states  # of the program that made it: lost with the GPU
         self._readback = readback
         self._array: np.ndarray | None = None
 
@@ -95,15 +95,12 @@ class DeviceTensor:
         array = self._array
         if array is None:
             readback = self._readback  # `close` in another thread takes it away
-            try:
+            with self._states.told():
                 if readback is None:
                     from backend.runtime.plan import read_later
 
                     readback = self._readback = read_later(self.device, buffer, str(self.dtype), self.shape)
                 array = readback()
-            except DeviceLostError:
-                self._lost()
-                raise
             array.flags.writeable = False
             self._array = array
         return array

@@ -176,7 +176,7 @@ class Plan:
         buffers, readback = self._launch(inputs, fetch, keep=True)
         return [
             DeviceTensor(
-                *(self.device, buffer, tensor.dtype, tensor.shape, spare, self._states.forget),
+                *(self.device, buffer, tensor.dtype, tensor.shape, spare, self._states),
                 readback=functools.partial(_nth, readback, fetch.index(position)) if position in fetch else None,
             )
             for position, (tensor, buffer, spare) in enumerate(zip(self.outputs, buffers, self._kept, strict=True))

@@ -4,7 +4,8 @@ memory for intermediate values, which does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from backend.graph import BlobError, TensorSpec
@@ -63,7 +64,7 @@ class StateStore:
         if device is self._device:
             return
         had_states = bool(self._buffers)
-        self.forget()
+        self._forget()
         self._device = device
         if had_states:
             raise DeviceLostError(
@@ -71,8 +72,16 @@ class StateStore:
                 "it starts over with the next call"
             )
 
-    def forget(self) -> None:
-        """The device was lost, and the caller was told: the next call starts over."""
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Around what tells the caller of a lost device, who need not be told again: the next call starts over."""
+        try:
+            yield
+        except DeviceLostError:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
         self._buffers, self._scratch, self._device = {}, [], None
 
     def names(self) -> list[str]:

@@ -115,7 +115,7 @@ class Writer:
             self._text = ()
             raise
 
-    def generate(self, ids: Sequence[int], sampling: Sampling, max_tokens: int, turn: Turn) -> Iterator[int]:
+    def generate(self, ids: Sequence[int], sampling: Sampling, max_tokens: int, turn: Turn) -> Generator[int]:
         """Tokens that follow `ids`, a stop token included; `turn` is filled in as they come.
 
         Raises as `read` does.

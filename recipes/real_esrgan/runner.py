@@ -22,7 +22,7 @@ from recipes.real_esrgan import tiling
 from recipes.real_esrgan.pictures import NOT_NUMBERS, Picture, open_picture
 from recipes.real_esrgan.resample import Resizer
 from recipes.real_esrgan.sinks import check_picture_output, loses, open_sink
-from recipes.recipe import Runnable, Starting, UserError
+from recipes.recipe import Runnable, Starting, UserError, keeps_on_device
 from zoo.console import progress, say
 
 
@@ -181,7 +181,7 @@ def enlarge(
     def late(window: np.ndarray) -> Callable[[], np.ndarray]:
         return lambda: checked(program.run(method, window))
 
-    begin = ahead if getattr(program, "keeps_on_device", False) else late
+    begin = ahead if keeps_on_device(program) else late
     return tiling.upscale(picture.read, begin, layout, limits, picture.empty, picture.finish, done)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from backend.runtime import plan as plans
+from backend.runtime.device import Device
 from recipes.recipe import Bundle, UserError
 
 
@@ -45,6 +46,14 @@ def readbacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(plans.Mapping, "__init__", mapped)
     return sizes
+
+
+def lose(device: Device, elsewhere: bool) -> None:
+    """The device is lost: a call elsewhere noticed that, or nobody yet."""
+    if elsewhere:
+        device.lost = "device lost"
+    else:
+        device.handle.destroy()
 
 
 def check_same_weights(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:

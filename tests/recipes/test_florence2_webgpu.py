@@ -13,7 +13,7 @@ import pytest
 import torch
 from florence2_support import PICTURE
 from PIL import Image
-from support import Takes, readbacks
+from support import Takes, lose, readbacks
 
 from backend.runtime.device import Device, get_device
 from backend.runtime.errors import DeviceError
@@ -114,10 +114,7 @@ def test_a_gpu_lost_while_it_sees(
     with Program.load(exported[0], "direct") as program:
         florence = Florence(program, assets_of(exported[0]))
         florence.see(PICTURE)
-        if noticed == "elsewhere":
-            lost.lost = "device lost"
-        else:
-            lost.handle.destroy()
+        lose(lost, noticed == "elsewhere")
         with pytest.raises(DeviceError):
             list(florence.ask("<OD>", None, 1, 4))
         with pytest.raises(UserError, match="no picture yet"):

@@ -164,7 +164,7 @@ def test_tokens_are_those_of_one_call_after_the_other(
         for taken in range(min(count, 3)):
             started = ahead.generate(text, sampling, count, Turn())
             assert [next(started) for _ in range(taken)] == expected[:taken]
-            started.close()  # type: ignore[attr-defined]
+            started.close()
             assert write(ahead, text, sampling, count) == expected
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import Takes, readbacks
+from support import Takes, lose, readbacks
 
 import backend.runtime
 from backend.runtime.device import Device, get_device
@@ -132,10 +132,7 @@ def test_a_gpu_lost_while_it_encodes(
     with Program.load(path, "direct") as program:
         segmenter = Segmenter(program, assets_of(path))
         segmenter.look(PICTURE)
-        if noticed == "elsewhere":
-            lost.lost = "device lost"
-        else:
-            lost.handle.destroy()
+        lose(lost, noticed == "elsewhere")
         with pytest.raises(DeviceError):
             segmenter.ask(PROMPT)
         with pytest.raises(UserError, match="no picture yet"):
